@@ -151,7 +151,7 @@ def wrong_values(found: Key) -> list[str]:
         return ["nonsense", "12", "[a]"]
     if found.kind.startswith("true"):
         return ["maybe", "3"]
-    if found.kind == "a text":
+    if found.kind == "a string":
         return ["12", "{a: b}", "[a]"] if found.path != "name" else ["Not A Name", "12", "x" * 80]
     wrong = ["nonsense", "true", "[1, 2]", "-3", "'9e99999999'", ".nan"]
     return wrong[1:] if found.kind.startswith("dollars") else wrong

@@ -43,7 +43,8 @@ __version__: str
 def __getattr__(name: str) -> object:
     """Load a public name on first access.
 
-    The version is read on first access too: importlib.metadata takes a third of the start-up time of a small program.
+    The version is read on first access too, because importing importlib.metadata takes a third of a small program's
+    start-up time.
     """
     if name in _FROM:
         found: object = getattr(importlib.import_module(_FROM[name]), name)
@@ -64,5 +65,5 @@ def _version() -> str:
 
     try:
         return version("homing")
-    except PackageNotFoundError:  # homing runs from a source tree and is not installed
+    except PackageNotFoundError:  # running from a source tree; homing is not installed
         return "0+source"

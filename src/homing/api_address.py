@@ -1,4 +1,4 @@
-"""Checks that an address to which API keys are sent uses HTTPS or is on this computer.
+"""Checks that API keys are sent only to addresses that use HTTPS or are on this computer.
 
 api_address(environment, "RUNPOD_API_URL", default)   the address from the environment, else the provider's default
 check_address(url, source)                            the same check for an address that an SDK chose itself
@@ -42,7 +42,7 @@ def check_address(url: str, source: str) -> str:
 
 
 def _refused(url: str, source: str, why: str) -> UsageError:
-    shown = url.rpartition("@")[2].partition("?")[0]  # the URL without user, password or token
+    shown = url.rpartition("@")[2].partition("?")[0]  # the URL without user name, password and token
     return UsageError(
         what=f"{source} points to {shown!r}; nothing was sent.",
         why=why,

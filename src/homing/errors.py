@@ -31,7 +31,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from homing.install import pip_install
+from homing.pip_command import pip_install
 
 __all__ = [
     "CreateFailed",
@@ -110,7 +110,7 @@ class RunFailed(HomingError):
 
 
 class EndedElsewhere(HomingError):
-    """Raised if the instance was destroyed on purpose during the launch, which then does not try the next offer."""
+    """The instance was destroyed on purpose during the launch, so the launch must not try the next offer."""
 
 
 class UsageError(HomingError):
@@ -185,7 +185,7 @@ class ProviderSilent(ProviderRefused):
 
 
 class OtherAccount(ProviderRefused):
-    """The account of this API key does not list the instance. It may still be billing, so it must not count as gone."""
+    """This API key's account does not list the instance. It may still be billing, so it must not be treated as gone."""
 
 
 class CreateFailed(ProviderRefused):

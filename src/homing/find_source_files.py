@@ -3,7 +3,7 @@
 The order is fixed (patterns as given, names sorted within one), because the order of documents is the order of tokens.
 A folder yields the files with a text extension; a path or a glob yields every file that it matches.
 
-`fault_of` checks whether a path leads to text, and `num_text_bytes` estimates how much. Neither opens a file.
+`fault_of` checks whether a path contains text, and `num_text_bytes` estimates how much. Neither opens a file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PARQUET_ENDING = ".parquet"
 # Typical compression ratios of text. Parquet is compressed internally: for books by 1.6 with snappy and 2.3 with zstd,
 # the two usual codecs.
 _PACKED = {".gz": 3, ".xz": 3, ".zst": 3, ".parquet": 2}
-_MAX_SHOWN = 5  # how many names an error shows
+_MAX_SHOWN = 5  # maximum number of names shown in an error
 CHAT_ENDINGS = (*JSONL_ENDINGS, ".json", PARQUET_ENDING)
 TEXT_ENDINGS = (".txt", ".text", ".md", ".markdown", ".rst", ".org", ".adoc", ".tex", *JSONL_ENDINGS, PARQUET_ENDING)
 
@@ -53,7 +53,7 @@ class Source:
 
     @property
     def stamp(self) -> list[object]:
-        """Return values that change when the file changes, without reading its content."""
+        """Return values that show, without reading the file, whether it has changed."""
         return [self.path, self.num_bytes, self.mtime_ns]
 
 
@@ -101,7 +101,7 @@ def _chat_in_folder(folder: str, key: str) -> list[str]:
     if not taken:
         raise DataError(
             what=f"{key}: the folder {folder} has no conversations.",
-            why=f"homing reads files ending in {' '.join(CHAT_ENDINGS)}, also compressed ({' '.join(PACKINGS)}).",
+            why=f"homing reads files ending in {' '.join(CHAT_ENDINGS)}, compressed ({' '.join(PACKINGS)}) or not.",
             fix=f"To use other files, give a pattern: '{folder}/*.txt'",
         )
     return taken
@@ -121,19 +121,19 @@ def _expand(pattern: str, key: str, otherwise: str, warnings: list[str]) -> list
         hits: list[str] = []
         for hit in sorted(glob.glob(named, recursive=True)):
             if os.path.isdir(hit) and named.endswith("**"):
-                continue  # every file in this folder matches the pattern too
+                continue  # skip the folder, because the pattern also matches each file in it
             hits += _folder(hit, key, warnings) if os.path.isdir(hit) else [hit]
         if hits:
             return hits
         raise DataError(
             what=f"{key}: no file matches {pattern!r}.",
-            why=f"Searched from {os.getcwd()}.",
-            fix=f"Fix the pattern, or name the file: {otherwise}",
+            why=f"Looked in {os.getcwd()}.",
+            fix=f"Fix the pattern, or give the path of a file: {otherwise}",
         )
     raise DataError(
         what=f"{key}: {pattern} does not exist.",
-        why=f"Searched from {os.getcwd()}.{_neighbours(named)}",
-        fix=f"Fix the path, or name another: {otherwise}",
+        why=f"Looked in {os.getcwd()}.{_neighbours(named)}",
+        fix=f"Fix the path, or give another one: {otherwise}",
     )
 
 
@@ -153,7 +153,7 @@ def _folder(folder: str, key: str, warnings: list[str]) -> list[str]:
     if not taken:
         raise DataError(
             what=f"{key}: the folder {folder} has no text files.",
-            why=f"homing reads files ending in {' '.join(TEXT_ENDINGS)}, also compressed ({' '.join(PACKINGS)}).",
+            why=f"homing reads files ending in {' '.join(TEXT_ENDINGS)}, compressed ({' '.join(PACKINGS)}) or not.",
             fix=f"To use other files, give a pattern: --{key} '{folder}/*.html'",
         )
     if left_out:
@@ -178,7 +178,7 @@ def _refuse_empty(paths: list[str], key: str) -> None:
 def _source(path: str, key: str) -> Source:
     try:
         path.encode()
-    except UnicodeEncodeError as exc:  # fail now, because the manifest at the end of prep could not hold this name
+    except UnicodeEncodeError as exc:  # fail now, because prep could not write this name to the manifest at the end
         raise DataError(
             what=f"{key}: the name {path!a} is not UTF-8.",
             why="It uses another encoding, such as Latin-1, and cannot be stored in a run file or manifest.",
@@ -209,8 +209,8 @@ def _source(path: str, key: str) -> Source:
         if packing:
             raise DataError(
                 what=f"{key}: {path} cannot be read in compressed form.",
-                why="Parquet is compressed internally and is read from the end.",
-                fix="Decompress it, and name the resulting file.",
+                why="Parquet files are compressed internally, and homing must read them from the end.",
+                fix="Decompress it, and use the resulting file.",
             )
     return Source(
         path=path,
@@ -259,7 +259,7 @@ def is_in_store(path: str) -> bool:
 
 
 def fault_of(named: str) -> str:
-    """Return why this path, glob or folder gives no text, or "" if it gives some."""
+    """Return why no text can be read from this path, glob or folder; "" if there is some."""
     if not is_utf8(named):
         return f"the name {named!a} is not UTF-8"
     path = os.path.expanduser(named)

@@ -50,7 +50,7 @@ def model_of(config: Any) -> Model:
         raise ValueError(f"its rope parameters must be an object, not {type(rope).__name__}")
     if arch != SWIFT and arch not in ARCHITECTURES:
         # Report only the unsupported architecture. The keys that it requires differ from ours, so a list of them would
-        # confuse.
+        # be confusing.
         raise DataError(
             what=f"homing does not support the architecture {arch!r}.",
             why=f"Its model_type {arch!r} is not one of {', '.join((*ARCHITECTURES, SWIFT_TYPE))}.",

@@ -1,4 +1,4 @@
-"""Finds the Hugging Face token, and makes every use of the Hub transfer large files with LFS."""
+"""Finds the Hugging Face token, and makes huggingface_hub transfer large files with LFS."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def use_lfs(library: Any) -> None:
     """Transfer large files with LFS, which the Hub accepts for every repository, instead of Xet.
 
     huggingface_hub would use Xet if hf-xet is installed, without a fallback. Our tests cannot run Xet, because only the
-    Hub has Xet servers. With LFS, homes and instances run the code that is tested. LFS is slower for files that
-    the Hub already has in part.
+    Hub has Xet servers. With LFS, homes and instances run code that we have tested. LFS is slower for files
+    that the Hub already has in part.
     """
     library.constants.HF_HUB_DISABLE_XET = True

@@ -4,9 +4,9 @@
     register(value)    adds a secret that is in no environment variable, such as a key read from a file
     RedactedFormatter  does the same for a log: messages and tracebacks
     redact_crashes()   does the same for uncaught exceptions
-    hide_secrets(text) replaces what looks like a secret, whoever it belongs to
+    hide_secrets(text) replaces everything that looks like a secret, even if it is not one of ours
 
-Values are looked up on every call, because a .env file or the agent's start may add new ones.
+The environment is searched on every call, because loading a .env file or starting the agent may add new secrets.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SECRET_KEY = re.compile(
 _SECRET_VALUE = re.compile(
     r"(\bhf_[A-Za-z0-9]{16,}|\bsk-[A-Za-z0-9_-]{16,}|\bA[KS]IA[0-9A-Z]{12,}|\brpa_[A-Za-z0-9]{16,}"
     r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_[A-Za-z0-9_]{20,}|\ba[ks]-[A-Za-z0-9]{20,}"
-    # Up to the END line, also across lines; to the end of the text if it is truncated.
+    # Match up to the END line, even across lines, or to the end of the text if the key is truncated.
     r"|-----BEGIN [A-Z ]*PRIVATE KEY(?s:.*?(?:-----END [A-Z ]*PRIVATE KEY[A-Z ]*-----|\Z)))"
 )
 _registered: Set[str] = set()
@@ -91,7 +91,7 @@ def hide_secrets(text: str, hidden: str) -> str:
 
 
 def _secrets(environment: Mapping[str, str]) -> List[str]:
-    """Return the secret values, and each line of multi-line ones, longest first because one may contain another."""
+    """Return all secret values, and each line of multi-line values; longest first, as one may contain another."""
     found = set(_registered)
     for name, value in environment.items():
         if len(value) >= MIN_LETTERS and _is_secret(name) and not _is_path(value):

@@ -1,7 +1,7 @@
-"""Reads JSON lines files with the questions of an rl phase, and reports every invalid line with its number.
+"""Reads an rl phase's questions from JSON Lines files, and reports every invalid line with its line number.
 
     gsm8k     {"question": ..., "answer": "... #### 18"}
-    prompts   {"prompt": ...} or {"messages": [...]} or {"ids": [...]}, and {"answer": ...} unless a reward.py judges
+    prompts   {"prompt": ...} or {"messages": [...]} or {"ids": [...]}, and {"answer": ...} unless there is a reward.py
 
 Home calls this module before anything is rented, and the trainer calls it before its first step, so that the same rules
 apply in both places. It uses no tokenizer: the trainer turns questions into tokens.
@@ -16,7 +16,7 @@ from typing import Any
 __all__ = ["ANSWER_MARK", "NO_LINES", "TURN_MARKS", "Entry", "read_entries", "shorten_problems"]
 
 ANSWER_MARK = "####"
-TURN_MARKS = ("<|im_start|>", "<|im_end|>")  # a question is rendered as ChatML turns, unless it is given as ids
+TURN_MARKS = ("<|im_start|>", "<|im_end|>")  # questions given as text are rendered as ChatML turns
 NO_LINES = "the file has no lines"
 _MAX_SHOWN = 10
 
@@ -31,10 +31,10 @@ class Entry:
 
 
 def read_entries(data: bytes, kind: str, *, needs_answers: bool, num_ids: int | None) -> tuple[list[Entry], list[str]]:
-    """Return the questions and, for every invalid line, its number and what is wrong.
+    """Return the questions, and a message for every invalid line with its number and the problem.
 
-    `num_ids` is the vocabulary size of the tokenizer, or None if it is not known yet. A file without any questions is
-    reported too.
+    `num_ids` is the vocabulary size of the tokenizer, or None if it is not known yet. An empty file is
+    reported as a problem too.
     """
     entries, problems = [], []
     for number, line in enumerate(data.split(b"\n"), 1):
@@ -52,7 +52,7 @@ def read_entries(data: bytes, kind: str, *, needs_answers: bool, num_ids: int | 
 
 
 def shorten_problems(problems: list[str]) -> list[str]:
-    """Return the first few problems, followed by the number of problems left out."""
+    """Return the first few problems, followed by a count of the omitted ones."""
     more = len(problems) - _MAX_SHOWN
     return problems[:_MAX_SHOWN] + ([f"and {more} more"] if more > 0 else [])
 

@@ -1,4 +1,4 @@
-"""Reads tokenizer.json files, and checks whether two of them give the same ids to the same text.
+"""Reads tokenizer.json files, and checks whether two of them encode any text to the same ids.
 
 The size is checked before parsing, because a parsed file takes five times as much memory as its text. Weights are
 trained on one set of ids, so the comparison covers everything that affects encoding: vocabulary, merges, normalizer,
@@ -18,11 +18,11 @@ from homing.errors import DataError
 __all__ = ["MAX_TOKENIZER_BYTES", "gives_same_ids", "read_tokenizer_bytes"]
 
 
-MAX_TOKENIZER_BYTES = 128 << 20  # the largest among known open models are 35 MB
+MAX_TOKENIZER_BYTES = 128 << 20  # the largest tokenizer.json of a known open model has 35 MB
 
 
 def read_tokenizer_bytes(path: str | os.PathLike[str]) -> bytes:
-    """Return the file's bytes; raises DataError if the file is too large, OSError if there is none."""
+    """Return the file's bytes. Raise DataError if the file is too large, or OSError if it cannot be read."""
     with open(path, "rb") as file:
         data = file.read(MAX_TOKENIZER_BYTES + 1)
         if len(data) > MAX_TOKENIZER_BYTES:
@@ -38,7 +38,7 @@ _NO_IDS = ("version", "truncation", "padding", "post_processor", "decoder")
 
 
 def gives_same_ids(one: Path, other: Path) -> bool:
-    """Return True if both files encode text alike. Both must exist; an invalid file matches only an exact copy."""
+    """Return True if both files encode text identically. Both must exist. An invalid file equals only an exact copy."""
     first, second = read_tokenizer_bytes(one), read_tokenizer_bytes(other)
     if first == second:
         return True
@@ -62,5 +62,5 @@ def _encoding_part(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Drop null and false values, which some writers write and others omit."""
+    """Drop null and false values, which some programs write and others omit."""
     return {name: value for name, value in values.items() if value is not None and value is not False}

@@ -32,7 +32,7 @@ __all__ = [
 MOST_USD = Decimal(10**9)  # the highest spend limit that a user can set
 MOST_S = 36500 * 86400.0
 _MOST_COUNT = Decimal(10**24)
-_MOST_SHOWN = Decimal(10**15)  # no real amount in dollars is higher, so a higher one is shown as an error
+_MOST_SHOWN = Decimal(10**15)  # no real dollar amount is this large, so anything larger is formatted as an error
 _CENT = Decimal("0.01")
 _DURATION_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -115,7 +115,7 @@ def _parse_scaled(value: object, scales: dict[str, int], shape: str) -> int:
     number = plain * scales[match[2].lower()]
     if number != number.to_integral_value():
         raise ValueError(wrong)
-    # YAML parses 1e9 as a float too; a small float must have been written with a decimal point.
+    # YAML parses 1e9 as a float, so accept large whole floats. A small one was evidently written with a decimal point.
     has_point = number < 1000 if isinstance(value, float) else "." in match[1] and "e" not in match[1].lower()
     if has_point and not match[2]:
         raise ValueError(f"{wrong}; the point is ambiguous: write 1, or 1000")
@@ -169,7 +169,7 @@ class UsdColumn:
         return f"${self.up(amount):,}"
 
     def show_difference(self, ours: Decimal, reference: Decimal) -> str:
-        """Format the difference of the amounts as shown; below one unit of the last digit, as "under $0.01"."""
+        """Format the difference between the displayed amounts, or "under $0.01" if it is less than the last digit."""
         if ours != reference and abs(ours - reference) < self.grain:
             return f"under {self.show(self.grain)}"
         difference = self.up(ours) - self.up(reference)

@@ -59,7 +59,7 @@ def test_a_plan_without_an_account_has_list_prices(
     assert planned.is_without_key
     assert planned.offers == []
     assert any(each.rate_usd_per_hour is not None for each in planned.listed)
-    with pytest.raises(homing.NoOffer, match="No provider was asked"):
+    with pytest.raises(homing.NoOffer, match="No provider was queried"):
         _ = planned.best
 
 

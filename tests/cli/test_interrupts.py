@@ -74,7 +74,7 @@ def test_while_a_verb_is_loaded(folder: Path, moment: str, verb: str) -> None:
 
 def test_in_prep_it_is_said_that_the_same_command_goes_on(folder: Path) -> None:
     (folder / "a.txt").write_text("moss grows on stones\n" * 50)
-    said = pressed_at("homing.api.data.download_from_store", "prep", "--text", "a.txt", "--out", "data/a")
+    said = pressed_at("homing.api.data.download_input_files", "prep", "--text", "a.txt", "--out", "data/a")
     assert said.code == 130
     assert said.err.splitlines()[-2:] == [
         "Progress is saved. Run the same command to continue.",

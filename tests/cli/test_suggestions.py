@@ -208,7 +208,7 @@ def test_no_option_of_another_tool_leads_to_a_line_that_the_verb_refuses(say: Sa
         ("prep moss --mode smoke --split train", "homing prep moss --smoke"),
         ("train moss --step 5", "homing generate --help"),
         ("launch moss --bucket B --destroy", "homing destroy moss"),
-        ("status --watch 0", "--watch 30"),
+        ("status --watch 0", "For example: --watch 30"),
     ],
 )
 def test_a_mistake_that_was_answered_wrongly_is_answered_with_what_was_meant(say: Say, line: str, fix: str) -> None:
@@ -231,8 +231,8 @@ def test_what_is_left_out_of_a_fix_is_said(say: Say) -> None:
         ("runs moss", "got an unexpected argument: 'moss'", "It takes options only.", "homing runs --help"),
         ("generate moss --tokens many", "--tokens: it must be a whole number.", "tokens", "homing generate --help"),
         ("generate moss --tokens 0", "--tokens: it must be greater than or equal to 1.", "", "homing generate --help"),
-        ("data chek", "`homing data` has no verb 'chek'.", "It has: check, show.", "homing data check"),
-        ("store zzz", "`homing store` has no verb 'zzz'.", "It has: ls, get, put, rm.", "homing store --help"),
+        ("data chek", "`homing data` has no verb 'chek'.", "Available: check, show.", "homing data check"),
+        ("store zzz", "`homing store` has no verb 'zzz'.", "Available: ls, get, put, rm.", "homing store --help"),
         ("store list", "`homing store` has no verb 'list'.", "In homing it is called ls.", "homing store ls"),
         ("store upload a b", "has no verb 'upload'.", "In homing it is called put.", "homing store put a b"),
         ("store download a", "has no verb 'download'.", "In homing it is called get.", "homing store get a"),
@@ -302,7 +302,7 @@ def test_the_first_command_of_all_is_one_that_works(say: Say, verb: str) -> None
 def test_a_smoke_run_is_not_warned_of_the_name_that_it_was_just_given(say: Say) -> None:
     assert say("new moss --from tiny").code == 0
     said = say("verify moss --smoke --no-run")
-    assert "because of its name: key" not in said.err
+    assert "because it sets name:" not in said.err
 
 
 def test_a_star_that_the_shell_spread_is_answered_with_its_quotes(say: Say, tmp_path: Path) -> None:

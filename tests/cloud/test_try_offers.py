@@ -162,7 +162,7 @@ def test_a_limit_changed_during_the_question_applies_and_is_confirmed_again(
     assert home.ledger.find("moss").spend_limit_usd == home.ledger.lines()[-1].limit_usd == "0.50"
     assert limits_of(home, done.run).time_s == 7200.0
     assert (done.heartbeat.spend_limit_usd, done.heartbeat.time_limit_s) == ("0.50", 7200.0)
-    assert "The limits of the run have changed: $0.50, time 2h00m" in messages
+    assert "The run's limits have changed: $0.50, time 2h00m" in messages
 
 
 def test_an_offer_above_a_limit_lowered_during_the_question_is_not_taken(

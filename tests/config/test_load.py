@@ -215,7 +215,7 @@ def test_goethes_four_epochs_are_7751_steps(load: Load, folder: Path) -> None:
     assert more.run.phases[0].num_steps == 8000
     assert not any("4 passes" in each for each in more.warnings), "4.1 are about 4"
     far = load(preset, "phases.0.steps=16000", name="goethe-75m.yaml")
-    assert any("8.3 times; past about 4 passes" in each for each in far.warnings)
+    assert any("8.3 times. After about 4 passes" in each for each in far.warnings)
 
 
 @pytest.mark.acceptance("X9")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.report.kept_run import RUN_ID, WEIGHTS_SHA256, add, launched, trained, two_phases, write_run_dir
 
-from homing.cloud.contact import reported_actions
+from homing.cloud.contact import action_log
 from homing.cloud.home import Home
 from homing.report import read_report, render_markdown
 from homing.report.report_data import Validation
@@ -71,7 +71,7 @@ def test_data_is_reported_only_from_the_manifest_that_the_run_used(home: Home, t
 def test_a_launched_run_is_reported_from_its_store_with_attempts_and_dollars(home: Home, tmp_path: Path) -> None:
     write_run_dir(tmp_path / "store/runs" / RUN_ID, two_phases(tmp_path))
     subject = launched(home, f"file:{tmp_path}/store")
-    reported_actions.note(home, RUN_ID, "relaunch", "relaunched", "It continues as attempt 2.")
+    action_log.note(home, RUN_ID, "relaunch", "relaunched", "It continues as attempt 2.")
     report = read_report(home, subject)
     assert report.phases[0].step == 20
     assert (report.spend_usd, report.spend_limit_usd, report.is_at_most) == ("2.00", "12", True)

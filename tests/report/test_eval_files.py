@@ -84,7 +84,7 @@ def test_figures_of_another_model_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_evaluation_is_said_to_be_none(tmp_path: Path, document: object) -> None:
-    with pytest.raises(UsageError, match="is not a result file of homing eval"):
+    with pytest.raises(UsageError, match="is not a result file from homing eval"):
         add_evals(report(), written(tmp_path, document))
 
 

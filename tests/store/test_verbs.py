@@ -28,7 +28,7 @@ def there_and_back(cli: Homing, url: str, tmp_path: Path) -> None:
     assert listed == [{"key": "files/note.txt", "num_bytes": 5}]
     got = cli("store", "get", "files/note.txt", str(tmp_path / "back"), "--store", url)
     assert got.code == 0, got.err
-    assert "the store has no hash of it" in got.err
+    assert "the store has no hash for it" in got.err
     assert (tmp_path / "back").read_text() == "hello"
     assert cli("store", "get", "files/none", "--store", url).code == 7
     assert cli("store", "rm", "files/note.txt", "--store", url).code == 2, "no terminal and no --yes"

@@ -11,7 +11,7 @@ import pytest
 from tests.trackers.conftest import end, metric, write
 
 from homing.errors import MissingExtra, UsageError
-from homing.install import pip_install
+from homing.pip_command import pip_install
 from homing.trackers.follower import Follower, Following, StoreSource, is_following, start
 from homing.trackers.sink_interface import What, check_tracker, values_of
 from homing.trackers.sinks import check_uri, mode_of

@@ -1,7 +1,8 @@
-"""Confirmation of costs and losses. The library never prompts: the caller passes a function that answers its questions.
+"""Ask for confirmation before money is spent or data is lost.
 
-The command line asks the person at the terminal. If no such function is passed, the library raises an error, so that
-nothing is deleted or spent without consent.
+The library never prompts; instead, the caller passes a function that answers its questions. The command
+line passes one that asks the person at the terminal. If no such function is passed, the library raises an error, so
+that nothing is deleted or spent without consent.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from homing.errors import UsageError
 
 __all__ = ["Agrees", "refuse"]
 
-Agrees = Callable[[str], bool]  # takes the question, which names the cost or the loss; True means yes
+Agrees = Callable[[str], bool]  # receives a question that states the cost or the loss; returns True for yes
 
 
 def refuse(question: str) -> bool:

@@ -1,9 +1,9 @@
-"""Train a finished or stopped model further: expand `homing train|launch RUN --extend STEPS` to --set changes.
+"""Train a finished or stopped model further: turn `homing train|launch RUN --extend STEPS` into --set changes.
 
 newest weights of the last phase -> a new run of that phase from those weights, with its own warm-up and decay
 
 The learning rate of a finished phase has decayed to its floor, so continuing it would teach little. The new run starts
-from the weights only, with its own schedule, and with another seed for another order of the same text.
+from the weights only, with its own schedule, and with a new seed, so that it reads the same text in a different order.
 """
 
 from __future__ import annotations

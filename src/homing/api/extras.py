@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 
 from homing.errors import MissingExtra
-from homing.install import pip_install
+from homing.pip_command import pip_install
 
 __all__ = ["export_hint", "need", "need_for_export"]
 

@@ -112,8 +112,8 @@ class Model(OpenModel):
     ) -> dict[str, Any]:
         """Measure the model on text, tasks and conversations, each figure with a 95% interval, like `homing eval`.
 
-        Without `text`, `task` and `chat`: on what its run held out. Returns what `homing eval --json` prints; `out`
-        also writes the report (.md, and a .json next to it).
+        If `text`, `task` and `chat` are empty, its run's held-out data is used. Returns what `homing eval --json`
+        prints; `out` also writes the report (.md, and a .json next to it).
         """
         from homing.api.models.eval_model import eval_model
 

@@ -64,7 +64,7 @@ class Run:
     def from_file(cls, path_or_name: str | Path, *, sets: Sequence[str] = (), smoke: bool = False) -> Run:
         """Open a run file by its path or name. `sets`: changes such as "model.depth=8", as with --set."""
         run = cls(str(path_or_name), sets=sets, smoke=smoke)
-        _ = run.config  # a run file with a mistake is reported now
+        _ = run.config  # report mistakes in the run file now, not at the first use
         return run
 
     @property
@@ -217,7 +217,7 @@ class Run:
         return pandas.DataFrame(rows)
 
     def events(self) -> list[dict[str, Any]]:
-        """Return what happened to the run, oldest first."""
+        """Return the run's events, oldest first."""
         from homing.wire import file_names
 
         return self._lines(file_names.EVENTS)
@@ -292,7 +292,7 @@ class Run:
 
 
 class Runs(list[Run]):
-    """All runs, with the table of `homing runs` as their representation."""
+    """A list of all runs, shown as the table of `homing runs`."""
 
     def __init__(self, found: Iterable[Run], headers: list[str], rows: list[list[str]], notes: list[str]) -> None:
         super().__init__(found)
@@ -313,7 +313,7 @@ class Runs(list[Run]):
 
 
 def runs(*, last: int = 30, all: bool = False) -> Runs:
-    """List all runs, rented or trained here. Asks every provider what may still cost money."""
+    """List all runs, rented or trained here. Queries every provider for resources that may still cost money."""
     from homing.api.lookup.list_runs import HEADERS, billing_words, list_runs
 
     found = list_runs(last=last, is_all=all)

@@ -16,7 +16,7 @@ from homing.world import World
 
 __all__ = ["begin", "following", "go_on", "wanted"]
 
-_FOLDER = "trackers"  # in the run's local folder
+_FOLDER = "trackers"  # a subfolder of the run's local folder
 
 
 def wanted(trackers: list[str] | None, *, wandb: bool, verb: str) -> list[str]:
@@ -74,7 +74,7 @@ def go_on(home: Path, run_id: str, world: World) -> None:
 
 
 def _config(run: Run) -> dict[str, Any]:
-    """Return the settings by which people compare runs."""
+    """Return the settings that users compare between runs."""
     first = run.phases[0]
     return {
         "family": run.model.family,

@@ -3,7 +3,7 @@
 run file -> run.json in a run directory under the home -> `python -m homing.lm.train DIR` as a child -> its outcome
 
 The trainer is a separate process here too: on Ctrl-C it gets one signal and saves a checkpoint. The same call resumes
-the newest unfinished run of that name; `fresh` begins another. `extend` trains a finished or stopped model for more
+the newest unfinished run of that name; `fresh` starts a new one. `extend` trains a finished or stopped model for more
 steps.
 
 Its output goes to the caller and to the run's logs/trainer.log, as on a rented instance, through one thread per stream.
@@ -63,7 +63,7 @@ from homing.world import World
 
 __all__ = ["TrainedHere", "Write", "ended_as", "last_sample", "log_path", "newest_unfinished", "printing", "train_here"]
 
-Write = Callable[[bytes], bool]  # shows one line; returns False if its reader has left: do not call it again
+Write = Callable[[bytes], bool]  # shows one line; returns False if the reader is gone, and is then not called again
 
 _RUNS = "runs"
 _SPARE_BYTES = 4 * 2**20  # needed in addition to the tensors, for saving a checkpoint and for logs
@@ -75,11 +75,11 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class TrainedHere:
-    """How a training on this computer ended."""
+    """The result of training on this computer."""
 
     run_dir: Path
     outcome: Outcome
-    error: HomingError | None  # None: the run is done
+    error: HomingError | None  # None if the run is done
     opened: Chosen | None  # the checkpoint that generate, chat and export open
     checkpoint: Path
 
@@ -114,7 +114,7 @@ def train_here(
     out: Write | None = None,
     err: Write | None = None,
 ) -> TrainedHere:
-    """Train until the end, and return how it ended. `out`, `err`: functions that show the trainer's lines.
+    """Train until the end, and return the result. `out`, `err`: functions that show the trainer's lines.
 
     `name`: a run file; None: the newest.
     """
@@ -202,11 +202,11 @@ def _missing(loaded: Loaded) -> Path:
 
 
 def _with_weights(loaded: Loaded, again: Callable[[], Loaded]) -> Loaded:
-    """Fetch public open weights: prep leaves them for the machine that trains to download, which is this computer."""
+    """Download public open weights, which prep leaves to the machine that trains: here, this computer."""
     source = loaded.source
     if source is None or all((source.metadata_dir / file.name).is_file() for file in source.files):
         return loaded
-    notices.say(f"Open weights: {source.address}, {format_bytes(source.num_weight_bytes)}, from the Hub.")
+    notices.say(f"Downloading open weights from the Hub: {source.address}, {format_bytes(source.num_weight_bytes)}.")
     bring(source)
     return again()
 
@@ -278,7 +278,7 @@ def _bytes_to_come(run: Run, run_dir: Path) -> int:
 
 
 def _refuse_if_busy(run_dir: Path) -> None:
-    """Refuse if a trainer is running in the directory, before its run.json is overwritten."""
+    """Raise UsageError if a trainer is running in the directory, before run.json is overwritten."""
     deadline = time.monotonic() + ENDING_S * (run_dir / file_names.OUTCOME).exists()
     while True:
         try:
@@ -303,7 +303,7 @@ def _busy(run_dir: Path) -> UsageError:
 
 
 def _refuse_if_changed(run: Run, run_dir: Path, anew: str) -> None:
-    """Refuse changed settings before run.json is overwritten: the trainer would reject the checkpoint that is there."""
+    """Refuse changed settings before run.json is overwritten, because the trainer would reject the old checkpoint."""
     from homing.lm.train.checkpoints.compatibility import check_same
 
     for phase in reversed(run.phases):
@@ -325,9 +325,9 @@ def _refuse_if_changed(run: Run, run_dir: Path, anew: str) -> None:
 
 
 def newest_unfinished(runs: Path, name: str) -> Path | None:
-    """Return the newest run of this name that a trainer began here, unless it is done.
+    """Return the newest run of this name that was trained here; None if that run is done.
 
-    The folder also holds launched runs, and runs of another folder's run file with that name.
+    The folder also contains launched runs, and runs of the same name that were started in another folder.
     """
     pattern = re.compile(re.escape(name) + r"-\d{8}-\d{6}-\w+")
     found = sorted((path for path in runs.glob(f"{name}-*") if pattern.fullmatch(path.name)), reverse=True)
@@ -368,7 +368,7 @@ def _run_trainer(run_dir: Path, typed: str, out: Write | None, err: Write | None
     # A SIGHUP that was ignored at the start stays ignored: `nohup homing train`.
     numbers = _PASSED_ON if threading.current_thread() is threading.main_thread() else ()  # only that thread can
     forwarded = [each for each in numbers if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]
-    # set them before the trainer starts, because nothing else would end it
+    # set the handlers before the trainer starts, because only they can end it
     before = {number: signal.signal(number, pass_on) for number in forwarded}
     try:
         child = subprocess.Popen(argv, stdout=pipe, stderr=pipe, env=env, start_new_session=True, pass_fds=[given_end])
@@ -416,7 +416,7 @@ def _as_error(run_dir: Path, outcome: Outcome, again: str, *, is_interrupted: bo
         kind: type[HomingError] = Interrupted if is_interrupted else RunFailed
         at = f"at step {outcome.step:,}" if outcome.step else "before its first step"
         what = f"Training of {run_id} failed {at}."
-        is_printed = (run_dir / file_names.OUTCOME).exists()  # then the trainer has printed the reason above
+        is_printed = (run_dir / file_names.OUTCOME).exists()  # the trainer has already printed the reason
         is_saved = any((run_dir / file_names.CHECKPOINTS).glob("*/step-*"))
         after = "resume from the last checkpoint" if is_saved else "start over, because no checkpoint was saved"
         return kind(what, why="" if is_printed else outcome.reason, fix=f"Fix that, then {after}: {again}")

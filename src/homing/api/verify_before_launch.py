@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Findings", "Show", "raise_problems", "verify_run"]
 
-Show = Callable[[str, Any], None]  # "parameters" or "cards", and the rows of that table
+Show = Callable[[str, Any], None]  # receives a table's name, "parameters" or "cards", and its rows
 
 
 @dataclass
@@ -63,7 +63,7 @@ def verify_run(
     _memory(loaded, found, show)
     _data(loaded, found, check_hashes)
     _length(loaded, found)
-    if not no_run and not found.problems:  # without its shards the step would only report the same problem
+    if not no_run and not found.problems:  # if shards are missing, the step would only report the same problem
         _one_step(loaded, found)
     follows = _next_command(loaded, found, changes)
     found.document |= {"problems": found.problems, "warnings": loaded.warnings, "next": follows}
@@ -175,9 +175,9 @@ def _data(loaded: Loaded, found: Findings, is_hashing: bool) -> None:
         "unlisted": unlisted_files(prepared),
     }
     tokenizer = prepared.dir / file_names.TOKENIZER
-    if tokenizer.is_file():  # a missing one is already reported
+    if tokenizer.is_file():  # a missing tokenizer is already reported
         found.problems += _vocabulary(loaded, tokenizer)
-    state = "all there" if not problems else f"wrong files: {len(problems)}"
+    state = "complete" if not problems else f"wrong files: {len(problems)}"
     checked = ", hashes checked" if is_hashing and not problems else ""
     notices.say(
         f"Data: {prepared.num_train_tokens:,} tokens to train on, {prepared.num_val_tokens:,} held out,"
@@ -207,7 +207,7 @@ def _own_data(loaded: Loaded, found: Findings, is_hashing: bool) -> None:
         found.document["own_data"].append({"phase": prep.phase, "kind": prep.kind, "dir": str(prep.dir), **counts})
         notices.say(
             f"Data of {prep.phase}: {prepared.num_train_tokens:,} tokens of {prep.kind} to train on,"
-            f" {prepared.num_val_tokens:,} held out: {f'wrong files: {len(problems)}' if problems else 'all there'}."
+            f" {prepared.num_val_tokens:,} held out: {f'wrong files: {len(problems)}' if problems else 'complete'}."
         )
 
 
@@ -244,7 +244,7 @@ def _length(loaded: Loaded, found: Findings) -> None:
             }
         )
         if not phase.num_steps:
-            notices.say(f"Length: {phase.kind}, set in epochs; the tokens are not counted yet.")
+            notices.say(f"Length: {phase.kind}, set in epochs; its tokens have not been counted yet.")
             continue
         read = "its data" if phase.data else "the text"
         passes = f", {epochs:.2f} passes over {read}" if epochs is not None else ""

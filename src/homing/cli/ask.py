@@ -48,7 +48,7 @@ def select(plan: Plan, *, yes: bool) -> OfferPlan | None:
 
 
 def agrees_to_rate(row: OfferPlan, words: Words, limit_usd_per_hour: Decimal | None) -> bool:
-    """Ask the user to confirm a high hourly rate. --yes is not enough: an hour may cost more than most whole runs."""
+    """Ask the user to confirm a high hourly rate. An hour may cost more than a whole run, so --yes is not enough."""
     if not is_dear(row.offer, limit_usd_per_hour):
         return True
     rate = usd(row.offer.rate_usd_per_hour)
@@ -65,7 +65,7 @@ def agrees_to_rate(row: OfferPlan, words: Words, limit_usd_per_hour: Decimal | N
 
 
 def agrees_to_next(row: OfferPlan, agreed: OfferPlan, limit_usd_per_hour: Decimal | None, *, yes: bool) -> bool:
-    """Return whether to take the next offer if one is gone. --yes accepts an offer close to the agreed cost."""
+    """Return whether to use the next offer after one was lost. --yes accepts an offer close to the agreed cost."""
     more = row.cost_usd - agreed.cost_usd
     if yes and is_within_plan(row, agreed, limit_usd_per_hour):
         return True
@@ -87,5 +87,5 @@ def _picked(plan: Plan, row: OfferPlan) -> OfferPlan:
     more = plan.more_usd(row)
     if more > 0:
         cheapest = name_of(plan.best.offer)
-        output.say(f"This offer costs {usd(more)} more to finish the run than the cheapest, {cheapest}.")
+        output.say(f"Finishing the run on this offer costs {usd(more)} more than on the cheapest, {cheapest}.")
     return row

@@ -1,7 +1,7 @@
 """Shell completion: verbs, options, run names and keys of the run file.
 
 TAB -> _HOMING_COMPLETE in the environment -> typer -> the functions here, which read ./runs and $HOMING_HOME/runs
-homing --install-completion [bash|zsh|fish] -> names the files it would write -> asks -> writes them
+homing --install-completion [bash|zsh|fish] -> lists the files to write -> asks for confirmation -> writes them
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ def run_words(incomplete: str) -> list[str]:
 
 
 def key_words(incomplete: str) -> list[str]:
-    """Complete keys of the run file, as `homing explain` takes them."""
+    """Complete run file keys in the form that `homing explain` accepts."""
     from homing.config.schema.keys import all_keys
 
     return [key for path in all_keys() if (key := path.replace(".N", ".0")).startswith(incomplete)]
 
 
 def change_words(incomplete: str) -> list[str]:
-    """Complete KEY= for --set; nothing after the `=`, where the value goes."""
+    """Complete KEY= for --set, but nothing after the `=`, where the user enters the value."""
     return [] if "=" in incomplete else [f"{key}=" for key in key_words(incomplete)]
 
 
 def install(arguments: list[str]) -> int:
-    """Install the completion. Asks before it edits the user's files; --yes confirms."""
+    """Install shell completion. Ask before editing the user's files, unless --yes is given."""
     words = [word for word in arguments if word not in (INSTALL, "--yes", "-y", "--json")]
     shell = words[0] if words else os.path.basename(os.environ.get("SHELL", ""))
     if shell not in _FILES or len(words) > 1:
@@ -69,5 +69,5 @@ def install(arguments: list[str]) -> int:
     from typer._completion_shared import install as write
 
     write(shell=shell, prog_name="homing", complete_var="_HOMING_COMPLETE")
-    output.say(f"Written: {' and '.join([script, *edited])}. Open a new terminal to use it.")
+    output.say(f"Written: {' and '.join([script, *edited])}. Open a new terminal to use the completion.")
     return 0

@@ -28,20 +28,20 @@ def main() -> None:
         signal.signal(signal.SIGINT, _end_now)
     if len(sys.argv) == 2 and sys.argv[1] in HELP and _is_help_printed():
         sys.exit(0)
-    from homing.cli.run_verb import call  # here, because the parser takes longer to load than the help to print
+    from homing.cli.run_verb import call  # imported late: loading the parser takes longer than printing help
 
     if is_ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        # Unloading torch may take longer than the verb did; all output is done by then.
+        # Unloading torch may take longer than the verb itself. All output is written by then, so let Ctrl-C end it.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
     sys.exit(call(sys.argv[1:]))
 
 
 def _is_help_printed() -> bool:
-    """Print the help without the parser: importing it takes longer than everything else here."""
+    """Print the help without importing the parser, which would take longer than everything else here."""
     try:
         print(verb_table(), end="", flush=True)
-    except OSError:  # the reader left, or the disk is full: `call` reports it, as after every verb
+    except OSError:  # the reader closed the pipe, or the disk is full; `run_verb` reports the error
         return False
     return True
 
@@ -59,13 +59,13 @@ def _open_closed() -> None:
 def _may_interrupt() -> bool:
     """Return whether Ctrl-C raises KeyboardInterrupt.
 
-    If it is ignored (nohup) or handled by another handler, leave it.
+    Leave SIGINT unchanged if it is ignored (nohup) or another handler is installed.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return False
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    except ValueError:  # not the main thread; only that one may set handlers
+    except ValueError:  # only the main thread may set signal handlers
         return False
     return True
 

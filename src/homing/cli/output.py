@@ -3,13 +3,13 @@
 emit(document)   the verb's result: one JSON document with a `schema` field under --json, else nothing
 emit_all(...)    the same, including the verb's final error; nothing else follows on stdout
 table(...)       the result as a table, for people
-say(text)        a message: what is being done, what to do next; silent with -q
+say(text)        a message about progress or the next step; silent with -q
 redraw(text)     a progress line on a terminal, rewritten in place
-ask(question)    yes or no; refuses if there is no terminal to ask on
+ask(question)    a yes-or-no question; raises an error if there is no terminal
 
 Names, logs, samples and errors come from stores, models and providers, so printed text is never trusted: it must not
 move the cursor, change the title or show a secret. JSON documents are written unchanged, because JSON itself escapes
-control characters. So is stdout if it is redirected to a file.
+control characters. Stdout that is redirected to a file is also written unchanged.
 
 filtered()       pass everything that a command prints to stdout and stderr through `safe`
 safe(text)       replace control characters, but keep newlines and tabs
@@ -56,8 +56,8 @@ __all__ = [
     "table",
 ]
 
-# The C0 and C1 control characters except newline and tab, the delete character, and bidirectional overrides. C1 also
-# as lone bytes.
+# The C0 and C1 control characters except newline and tab, the delete character, and bidirectional overrides. A C1
+# character may also be a single raw byte, which is decoded to a surrogate.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\udc80-\udc9f]")
 _SHOWN = "\N{REPLACEMENT CHARACTER}"
 _WIDTH_OF_PIPE = 200  # width of tables, in columns, if stdout is not a terminal
@@ -92,7 +92,7 @@ def is_verbose() -> bool:
 def ignore_output_errors() -> None:
     """Ignore output errors from now on.
 
-    A verb that ends billing must not fail because its reader left (`| head`) or a disk is full.
+    A verb that ends billing must not fail because the reader of its output exits (`| head`) or a disk is full.
     """
     global _ignores_output_errors
     _ignores_output_errors = True
@@ -112,7 +112,7 @@ def redraw(text: str) -> None:
 
 
 def _print(text: str, end: str, stream: TextIO, *, is_ours: bool = False) -> None:
-    """Print to a stream. With `is_ours`, keep escape sequences: they are our own, and external text is already safe."""
+    """Print to a stream. `is_ours`: the escape sequences are our own, so keep them; external text is already safe."""
     try:
         if is_ours:
             draw(text + end, stream)
@@ -231,9 +231,9 @@ def _drawn(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def ask(question: str, *, yes: bool) -> bool:
-    """Ask for confirmation; the question names the money.
+    """Ask the user for confirmation; the question states the cost.
 
-    `--yes` answers it. If there is neither a terminal nor --yes, raise UsageError.
+    With `yes`, return True without asking. Raise UsageError if there is no terminal either.
     """
     if yes:
         return True
@@ -246,7 +246,7 @@ def ask(question: str, *, yes: bool) -> bool:
 
 
 def show_error(error: HomingError) -> None:
-    """Print an error as three lines on stderr; under --json also as a document, unless `emit_all` included it."""
+    """Print an error as three lines on stderr; under --json also as a document, unless `emit_all` printed it."""
     if not _is_all_said:
         emit("error/1", error.to_dict())
     print(f"error: {error.what}", file=sys.stderr)

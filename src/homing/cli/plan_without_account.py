@@ -21,9 +21,9 @@ def parse_rate(text: str | None) -> Decimal | None:
     try:
         rate = parse_usd(text.removesuffix("/h"))
     except ValueError as exc:
-        raise UsageError(what=f"--rate: {exc}.", fix="--rate 2.50") from exc
+        raise UsageError(what=f"--rate: {exc}.", fix="For example: --rate 2.50") from exc
     if not rate:
-        raise UsageError(what="--rate: must be more than 0.", fix="--rate 2.50")
+        raise UsageError(what="--rate: must be more than 0.", fix="For example: --rate 2.50")
     return rate
 
 
@@ -32,12 +32,12 @@ def show_listed(planned: Planned) -> None:
     output.emit("plan-listed/1", planned.to_dict())
     headers = ["GPU", "at", "rate", "tok/s", "time", "dollars", "how we know"]
     limit = None if run.limits.spend_usd is None else Decimal(run.limits.spend_usd)
-    title = f"{run.name} by GPU, estimated without asking providers"
+    title = f"{run.name} by GPU, estimated without querying providers"
     output.table(headers, (_row(row, limit) for row in rows), title=title)
     if any(row.rate_usd_per_hour is not None and row.provider for row in rows):
         output.say("Costs use the list prices on the dates shown; current prices may differ.")
     if any(row.rate_usd_per_hour is None for row in rows):
-        output.say(f'A rate of "-" means no known list price. Use your own rate: homing plan {typed} --rate 2.50')
+        output.say(f'A rate of "-" has no known list price. Enter your own: homing plan {typed} --rate 2.50')
     if planned.is_without_key:
         for name in run.cloud.providers:
             account = ACCOUNTS[name]

@@ -1,7 +1,7 @@
 """Output of `homing prep`: a progress line during the work, and a report at the end.
 
-short    a few lines, if there is a run file, which contains the rest
-long     the report in the format of cs336, if there is no run file, or with -v
+short    a few lines, if there is a run file (the file contains the rest)
+long     the full report, as in the CS336 course, if there is no run file or with -v
 neither  one line if there was nothing to do; no output with -q
 """
 
@@ -46,7 +46,7 @@ class Meter:
         self._begin()
 
     def _begin(self) -> None:
-        """Reset the state for the next data to prepare: the run's text, or the data of a phase."""
+        """Reset the state before the next data set is prepared: the run's text, or one phase's data."""
         self._shown_at = time.monotonic()
         self._stage = ""
         self._has_advised = False
@@ -86,7 +86,7 @@ class Meter:
             self._advise(progress)
 
     def _advise(self, progress: Progress) -> None:
-        """Say how to speed up the preparation, once, if it will take long."""
+        """If the preparation will take long, tell the user once how to speed it up."""
         if progress.eta_s is not None and progress.eta_s > _LONG_S and not self._has_advised:
             self._has_advised = True
             self._clear()
@@ -96,8 +96,8 @@ class Meter:
                 else "fewer entries (tokenizer.vocab_size), a smaller tokenizer.sample, "
             )
             output.say(
-                f"This takes a while. To speed it up: {chosen}more memory and cores, or only part of the text for now"
-                " (--take 100MB). You can stop at any time; run the same command to continue."
+                f"This takes a while. To speed it up, use {chosen}more memory and cores, or only part of the text"
+                " for now (--take 100MB). You can stop at any time; run the same command to continue."
             )
 
     def _print(self, line: str) -> None:

@@ -223,7 +223,7 @@ def _say_interrupted() -> None:
 
 
 def _print_help(context: Any) -> tuple[int, str]:
-    """Print the same help as --help and return exit code 0, because typing only `homing` is not a mistake."""
+    """Print the same help as --help and return exit code 0, because running `homing` without a verb is no error."""
     try:
         print(context.get_help(), flush=True)
     except BrokenPipeError:
@@ -247,13 +247,13 @@ def _show(error: HomingError) -> tuple[int, str]:
 
 
 def _has_ledger() -> bool:
-    # Check the files directly: importing the ledger takes longer than most verbs that do not need it.
+    # Check the files directly: importing the ledger would take longer than most verbs do.
     home = os.path.expanduser(os.environ.get("HOMING_HOME") or "~/.homing")
     return any(os.path.exists(os.path.join(home, *path)) for path in (["ledger.sqlite"], ["backup", "ledger.sqlite"]))
 
 
 def _check_billing(code: int, shown: str) -> int:
-    """Report instances that no provider has confirmed as destroyed. If there are any, that error's exit code wins."""
+    """Report instances whose destroy is unconfirmed. If one may still bill, return that error's exit code instead."""
     if not _has_ledger():
         return code
     from homing.api.lookup.find_runs import last_word
@@ -279,7 +279,7 @@ def _help_first(typed: list[str]) -> list[str]:
 
 
 def _fill_watch(arguments: list[str]) -> list[str]:
-    """Add the default interval to `status --watch` if none is given, because click has no optional option values."""
+    """Add the default interval to `status --watch` if none is given, because click requires a value there."""
     filled = []
     for number, argument in enumerate(arguments):
         filled.append(argument)

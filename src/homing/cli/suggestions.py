@@ -1,9 +1,9 @@
-"""Errors for unknown verbs and options that suggest what the user probably meant. A guess is never run.
+"""Errors for unknown verbs and options that suggest what the user probably meant. A suggestion is never run.
 
-verb    an unknown verb: another tool's name, a typo, the verb after the run, a provider
-usage   an unknown option or value: misspelled, before its verb, another verb's, or a key of the run file
+verb    an unknown verb: another tool's name for it, a typo, a run typed before the verb, a provider's name
+usage   an unknown option or value: misspelled, typed before the verb, valid for another verb, or a run file key
 
-The verb accepts the command line that the error suggests. Unknown options are left out of it, and the error says so.
+The verb always accepts the suggested command line. Unknown options are left out of it, and the error lists them.
 Only `homing help VERB`, `homing version` and `homing --help VERB` are answered directly, without an error.
 """
 
@@ -228,7 +228,7 @@ def _inner(error: Any, path: str, typed: list[str]) -> UsageError:
     near = difflib.get_close_matches(wrong, there, n=1)
     return UsageError(
         what=what,
-        why=f"It has: {', '.join(there)}.",
+        why=f"Available: {', '.join(there)}.",
         fix=_retyped(wrong, near[0], typed) if near else f"{path} --help",
     )
 
@@ -262,14 +262,14 @@ def _option(
             else f"Keys of the run file: {'; '.join(keys)}."
         )
         return UsageError(what, f"{explanation} --set overrides any key for one command.{left_out}", fix)
-    # A mistyped --set is not reported as an option that is spelled like it, such as --list or --seed.
+    # Do not treat --set as a misspelling of an option such as --list or --seed.
     if near := near or (None if wrong == "--set" else _spelled_like(wrong, own)):
         return UsageError(what, f"Did you mean {near}? {_about(own[near])}".rstrip() + left_out, fix)
     if again.words and again.has_ours:
         return UsageError(what, left_out.strip(), fix)
     if others := _verbs_with(wrong, verbs, load):
         return UsageError(what, f"It is an option of: {', '.join(others)}.", f"homing {others[0]} --help")
-    return UsageError(what, f"It has: {', '.join(own)}.", f"{path} --help")
+    return UsageError(what, f"Available options: {', '.join(own)}.", f"{path} --help")
 
 
 def _elsewhere(wrong: str, own: Collection[str]) -> str | None:
@@ -315,7 +315,7 @@ def _is_ours(word: str, own: Collection[str]) -> bool:
 
 
 def _in_front(wrong: str, name: str, typed: list[str], load: Callable[[str], Any]) -> UsageError:
-    """Return the error for an option before the verb, with a command line that has the option after it."""
+    """Return the error for an option before the verb, suggesting a command line with the option after it."""
     if not name:
         near = difflib.get_close_matches(wrong, ["--help", "--version", "--json", "--quiet", "--verbose"], n=1)
         why = f"Did you mean {near[0]}?" if near else "Options come after the verb: homing VERB [RUN] [OPTIONS]."
@@ -405,7 +405,7 @@ def _is_run(word: str) -> bool:
 def _key(option: str, value: str = "") -> tuple[str, str]:
     """Return the run file key to which an option such as --learning-rate or --depth refers, and a remark on the key.
 
-    Both are empty if no key matches or the key does not allow this value: --split train is not tokenizer.split.
+    Both are empty if no key matches or the key does not allow this value: --split train does not mean tokenizer.split.
     """
     # Imported only after a mistake, because loading the schema takes a tenth of a second.
     from homing.config.parse.key_suggestions import FOREIGN
@@ -452,7 +452,7 @@ def _about(parameter: Any) -> str:
 
 
 def _plain(message: str) -> str:
-    """Rewrite the validator's message in our style, without its word `Input` and its remarks about parsing."""
+    """Rewrite the validator's message in our style, leaving out the word `Input` and remarks about parsing."""
     kinds = {"a valid integer": "a whole number", "a valid number": "a number", "a valid boolean": "true or false"}
     said = message.partition(", unable to parse")[0].replace("Input should be", "it must be")
     for upstream, ours in kinds.items():
@@ -474,6 +474,6 @@ def _retyped(wrong: str, right: str, typed: list[str]) -> str:
         place = typed.index(wrong)
         first, *options = right.split(" ")
         return _line([*typed[:place], first, *typed[place + 1 :], *options])
-    # The wrong word may be an option that has its value after `=`.
+    # The wrong word may be an option with a value attached, as in --mode=smoke.
     whole = next((word for word in typed if word.partition("=")[0] == wrong), None)
     return _line([right + word[len(wrong) :] if word == whole else word for word in typed]) if whole else _line([right])

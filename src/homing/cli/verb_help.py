@@ -18,7 +18,7 @@ class Verb(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         arguments, options = [], []
-        parameters: list[Any] = self.get_params(ctx)  # from typer's bundled click, which has private types
+        parameters: list[Any] = self.get_params(ctx)  # Any: typer bundles click under a private name
         for each in parameters:
             if _is_shown_argument(each):
                 arguments.append((_name(each), each.get_help_record(ctx)[1].removesuffix("[required]").rstrip()))

@@ -1,4 +1,4 @@
-"""The one list of verbs, and the table that `homing --help` prints. Light: it loads no parser and no verb."""
+"""The one list of verbs, and the table that `homing --help` prints. Importing it loads no parser and no verb."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["HELP", "STORIES", "VERBS", "verb_table"]
 
 HELP = ("--help", "-h")
 
-# One list of verbs: story -> verb -> what it does. A verb is listed when it works, not before.
+# Section of the help -> verb -> its description. A verb is added only once it works.
 STORIES: dict[str, dict[str, str]] = {
     "Get started": {
         "quickstart": "Train, evaluate and chat with a small model locally in minutes; no account needed.",

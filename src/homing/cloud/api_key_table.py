@@ -1,4 +1,4 @@
-"""Lists the accounts that a user may need, each with its key variables, its page for keys and its usage page."""
+"""Lists the accounts that a user may need, each with its key variables, key-creation page and usage page."""
 
 from __future__ import annotations
 

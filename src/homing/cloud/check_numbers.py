@@ -22,8 +22,8 @@ MOST_USD_PER_HOUR = Decimal(10**4)
 _MOST_COUNT = 10**15
 _LONGEST_TEXT = 100  # maximum number of characters in a plausible number
 _SMALLEST = Decimal("1e-12")
-_OLDEST_S = 10 * 365 * 86400.0  # no live instance is older than this
-_AHEAD_S = 2 * 86400.0  # the clocks of two machines never differ by more than this
+_OLDEST_S = 10 * 365 * 86400.0  # the oldest that we expect a live instance to be
+_AHEAD_S = 2 * 86400.0  # the largest difference that we expect between two machines' clocks
 
 
 def read_figure(value: object, most: Decimal | int, *, least: Decimal | int = 0) -> Decimal | None:

@@ -4,7 +4,7 @@
                                                      -> deadline: StillBilling, our most severe error
                                                      -> in a different account, invisible to this key: same error
 
-A destroy of every instance is tried before any error is raised, so that one failure leaves no other machine billing.
+We try to destroy every instance before raising any error, so that one failure leaves no other machine billing.
 The run's lease does not matter here, because a billing instance may always be destroyed.
 """
 
@@ -124,12 +124,12 @@ def destroy_lines(home: Home, lines: list[LedgerLine], *, deadline_s: float = DE
 
 
 def end_each(home: Home, lines: list[LedgerLine], *, deadline_s: float, by: float = math.inf) -> dict[str, Problem]:
-    """Destroy the instances of these lines; return the problem of each instance not confirmed gone, by mark.
+    """Destroy the instances of these lines; return a problem, by mark, for each one not confirmed gone.
 
     `by` (Unix seconds) is the time by which the caller must move on. A call that has not answered by then continues in
     the background and counts as unconfirmed.
     """
-    with _bookkeeping():  # before reading any time: if the clock was set back, the receipt would be too low
+    with _bookkeeping():  # before we read the time: if the clock was set back, the receipt would be too low
         follow_clock(home)
     for line in lines:
         # Record the request first: if this process dies now, every later command reports this destroy as unconfirmed. A
@@ -142,7 +142,7 @@ def end_each(home: Home, lines: list[LedgerLine], *, deadline_s: float, by: floa
 
 @dataclass(frozen=True)
 class Problem:
-    """Why an instance is not confirmed gone. An empty `text` means no problem.
+    """The reason why an instance is not confirmed gone. An empty `text` means no problem.
 
     `fix` is set if a retry cannot help.
     """

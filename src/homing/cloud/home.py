@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, cast
 
 from homing.cloud.ledger.ledger import UNDONE, Ledger, LedgerLine, RunRow
 from homing.cloud.ledger.mark import OWNER, owner_in, owner_of, owner_prefix, shown_mark
-from homing.cloud.providers.adopted_only import AdoptedOnly
 from homing.cloud.providers.base import Configurable, Provider
+from homing.cloud.providers.hide_unadopted import AdoptedOnly
 from homing.cloud.providers.registry import HERE_ONLY, open_provider
 from homing.errors import ProviderRefused
 from homing.store import Store, open_store
@@ -42,7 +42,7 @@ class Home:
         self._providers: dict[str, Provider] = {}
         # Mark -> dollars when this process last checked, and the monotonic time of that check.
         self.seen_spend: dict[str, tuple[Decimal, float]] = {}
-        # Provider -> monotonic time when it last failed to name the account of our key.
+        # Provider -> monotonic time when it last failed to identify our key's account.
         self.unanswered_at: dict[str, float] = {}
 
     @cached_property
@@ -55,12 +55,12 @@ class Home:
 
     @property
     def has_owner(self) -> bool:
-        """Whether an owner exists, without creating one."""
+        """Return True if an owner exists, without creating one."""
         return self.world.exists(self.owner_path)
 
     @property
     def has_ledger(self) -> bool:
-        """Whether a ledger exists. Reading a missing one would create an empty ledger."""
+        """Return True if a ledger exists. Check this first, because reading a missing ledger creates an empty one."""
         return self.ledger.file.is_there
 
     def is_ours(self, mark: str) -> bool:
@@ -84,7 +84,7 @@ class Home:
         return self._providers[name]
 
     def provider_of(self, line: LedgerLine) -> Provider:
-        """Return the provider for this line: ours, or a view restricted to the instances adopted from its owner."""
+        """Return the line's provider. If the line was adopted, show only instances adopted from the same owner."""
         if self.is_ours(line.mark):
             return self.provider(line.provider)
         adopted = self.ledger.adopted()
@@ -114,10 +114,10 @@ class Home:
         return cast(Provider, AdoptedOnly(self._providers[key], marks, named))
 
     def _named_volumes(self, provider: str, owner: str, marks: frozenset[str]) -> frozenset[str]:
-        """Return the marks of the volumes that adopted runs name in their run files.
+        """Return the marks of the volumes to which adopted runs refer in their run files.
 
-        These volumes were created for all runs of the other home, so they carry no attempt's mark. They keep billing if
-        that home is lost.
+        All runs of the other home share these volumes, so their marks do not name an attempt. If that home is lost, the
+        volumes keep billing.
         """
         prefix, found = owner_prefix(owner), set[str]()
         for run_id in {line.run_id for line in self.ledger.lines() if shown_mark(line.mark) in marks}:
@@ -131,15 +131,15 @@ class Home:
         return frozenset(found)
 
     def launch_lock(self, mark: str) -> Path:
-        """Return the lock file of a launch.
+        """Return the path of a launch's lock file.
 
-        The launching process holds the lock of `mark` from before its intent until it exits, however it exits. A
-        process that will try the next offer after a failed one holds the lock of the run's id.
+        The launching process takes the lock for `mark` before it records its intent, and holds the lock until it exits
+        for any reason. A process that tries the next offer if one fails also holds the lock for the run's id.
         """
         return self.path / "launching" / mark
 
     def may_go_on(self, run: RunRow) -> bool:
-        """Return True if a run has ended but may continue, because a guard or a launch in progress may resume it."""
+        """Return True if the run has ended, but a guard or a launch in progress may still resume it."""
         is_between = run.reason.startswith(UNDONE) and self.world.is_locked(self.launch_lock(run.id))
         return not run.is_live and (run.may_go_on or is_between)
 

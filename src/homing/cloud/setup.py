@@ -1,4 +1,4 @@
-"""Sets up a provider for the first time, in repeatable steps that leave unchanged what already exists.
+"""Sets up a provider for the first time, in repeatable steps that do not change what already exists.
 
     home and owner -> an SSH key, if its machines are reached by SSH -> the store, if one was named
                    -> the provider's own steps, from an optional method, setup_steps()
@@ -28,7 +28,7 @@ class Step:
     text: str  # what the step creates, and where
     is_done: bool
     do: Callable[[], None]
-    costs: str = ""  # what keeping it may cost; "" for nothing
+    costs: str = ""  # what the result may cost to keep; "" if it is free
 
 
 @runtime_checkable

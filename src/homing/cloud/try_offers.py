@@ -1,4 +1,4 @@
-"""Decides which offer a launch uses: the one named on the command line, or the next one in the plan if it is gone.
+"""Decides which offer a launch uses: the one named on the command line, or, if an offer is gone, the next in the plan.
 
     --cloud hyperstack --region canada-1 --instance-type H100     a provider that resells other clouds: all three
     --region us-east-1 --instance-type g5.xlarge                  a provider with its own machines: these two are enough
@@ -12,7 +12,7 @@ If a named offer does not exist, the error lists the nearest ones, and no other 
 A failed launch leaves nothing behind, so the run continues with its next attempt, and its limit covers all attempts. If
 an agent starts and then gives up, the next offer is not tried, because the agent would give up there too. Between two
 offers no instance of the run is alive, so a lock shows that the launch continues. A stop, a destroy or a new limit from
-another terminal takes effect in that time too. The user may take a long time to answer, so the run is checked again
+another terminal still takes effect then. The user may take a long time to answer, so the run is checked again
 after each answer. If the run was ended, it stays ended. If its limit changed, the question is asked again.
 """
 
@@ -204,7 +204,7 @@ def _next(
                 if _limits(ready) == _limits(agreed):
                     return ready, last
                 time = f", time {format_duration(ready.run.limits.time_s)}" if ready.run.limits.time_s else ""
-                notify(f"The limits of the run have changed: {meter.show_usd(ready.spend_limit_usd)}{time}")
+                notify(f"The run's limits have changed: {meter.show_usd(ready.spend_limit_usd)}{time}")
             rate = meter.show_usd(row.offer.rate_usd_per_hour)
             notify(f"Next offer: {name_of(row.offer)} at {rate}/h, {meter.show_usd(row.cost_usd)} to finish")
             if not agree(row, ready):

@@ -2,14 +2,14 @@
 
 paths          $HOMING_HOME, presets, ./runs; NAME -> run file; which folder a run belongs to
 load           NAME or PATH, --set a.b=c and --smoke -> the resolved run
-parse          YAML, TOML or JSON -> values with the line of every key; all mistakes and suggestions
+parse          YAML, TOML or JSON -> values with the line of every key; reports all mistakes, with suggestions
 schema         every key with its description
 resolve        defaults, derived values, cross checks -> wire.run_json.Run with origins; the smoke profile
 estimate       parameters, FLOPs, steps, peak GPU memory, and what to lower if it does not fit
 weights        open weights and adapters to start from
 prepared_data  the output of `homing prep`
 
-Only weights.hub_repo, for `model.from` and `init_from: hf:...`, accesses the network.
+Only weights.fetch_from_hub, for `model.from` and `init_from: hf:...`, accesses the network.
 """
 
 from typing import TYPE_CHECKING, Any

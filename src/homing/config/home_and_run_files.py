@@ -1,11 +1,11 @@
-"""Local paths: the home folder, the presets, the run file that a name means, and the folder that a run belongs to.
+"""Local paths: the home folder, the presets, the run file for a name, and the folder that a run belongs to.
 
     NAME -> ./runs/NAME.yaml (or .yml, .toml, .json)        PATH -> itself        models are in ./models
-    NAME@RUN -> one run of a name, by its id or the end of it
+    NAME@RUN -> one of the runs with this name, given by its id or the end of its id
 
-Run names are shared by everything in one home, while run files, data and models belong to a folder.
+Run names are global to a home, while run files, data and models belong to a folder.
 
-    launch, train -> $HOMING_HOME/runs/ID/project.json -> does this folder own the run of this name?
+    launch, train -> $HOMING_HOME/runs/ID/project.json -> does this folder own the run with this name?
 
 A run belongs to this folder if it was started here, or if its training data is here at the same relative path with the
 same manifest hash, so a moved or copied folder keeps its runs. A run without project.json (an older one, or one from
@@ -84,12 +84,12 @@ def run_files() -> dict[str, Path]:
 
 
 def preset_dir() -> Path:
-    """Return the folder of the presets, which is always on disk: pip never leaves packages zipped."""
+    """Return the presets folder. It is a real folder on disk, because pip always unzips packages."""
     return Path(str(files("homing.presets")))
 
 
 def preset_of(text: str) -> Path | None:
-    """Return the preset that a run file was created from, as named in its first line; None if there is none."""
+    """Return the preset that a run file was created from, as named in its first line, or None."""
     named = re.match(r"# ([a-z0-9-]+): ", text)
     path = preset_dir() / f"{named[1]}.yaml" if named else None
     return path if path is not None and path.is_file() else None
@@ -118,20 +118,21 @@ def shown(path: Path) -> str:
 def typed_name(file: Path) -> str:
     """Return how a user refers to this run file: by its name in ./runs, else by its path.
 
-    The `name` inside the file may differ and would not be found, so every verb that prints a next command uses this.
+    Verbs use this in the next commands that they suggest. The `name` key inside the file may be different, and verbs
+    could not find the file by it.
     """
     return file.stem if run_files().get(file.stem) == file else shlex.quote(str(file))
 
 
 def manifest_in(folder: Path) -> CheckpointManifest | None:
-    """Return the manifest, or None if it cannot be read or the weights do not come from a homing run."""
+    """Return the checkpoint manifest in `folder`; None if it cannot be read, or if homing did not train the weights."""
     try:
         return codec.loads(CheckpointManifest, (folder / file_names.MANIFEST).read_bytes())
     except (OSError, ValueError):
         return None
 
 
-# --- the run file that a name means ---
+# --- find the run file for a name ---
 
 
 def find_run_file(name_or_path: str) -> Path:
@@ -206,7 +207,7 @@ def _fix(wanted: str) -> str:
 def _is_file(name: str) -> bool:
     try:
         return Path(name).is_file()
-    except (OSError, ValueError):  # too long for the file system, or contains a null byte
+    except (OSError, ValueError):  # the name is too long for the file system, or contains a null byte
         return False
 
 
@@ -220,7 +221,7 @@ def split_run(typed: str) -> tuple[str, str]:
 
 
 def pick_run(name: str, run: str, ids: Sequence[str], *, fix: str) -> str:
-    """Return the one of `ids` (newest first) that NAME@RUN refers to. Raises UsageError if none or several match."""
+    """Return the id in `ids` (newest first) that NAME@RUN refers to. Raises UsageError unless exactly one matches."""
     found = [each for each in ids if each == run] or [each for each in ids if each.endswith(f"-{run}")]
     if len(found) == 1:
         return found[0]
@@ -246,7 +247,7 @@ def project_note(folder: str) -> bytes:
 
 
 def begun_elsewhere(run_id: str) -> Path | None:
-    """Return the folder in which the run was started if it is not this one, else None."""
+    """Return the folder in which the run was started, or None if the run belongs to the current folder."""
     run_dir = home() / "runs" / run_id
     folder = _folder_in(run_dir / PROJECT_NOTE)
     if folder is None or folder == Path.cwd() or _has_its_data(run_dir / file_names.RUN, folder):
@@ -257,7 +258,7 @@ def begun_elsewhere(run_id: str) -> Path | None:
 def belongs_to_other_folder(run_id: str) -> bool:
     """Return whether the run was started in a different folder that still exists.
 
-    If this folder is a copy of that one, runs started here take precedence.
+    The current folder may be a copy of that folder, with the same data. Callers then prefer runs started here.
     """
     folder = _folder_in(home() / "runs" / run_id / PROJECT_NOTE)
     return folder is not None and folder != Path.cwd() and folder.is_dir()
@@ -271,7 +272,7 @@ def _folder_in(note: Path) -> Path | None:
 
 
 def _has_its_data(record: Path, folder: Path) -> bool:
-    """Return whether all training data that was in the run's folder is also in this one."""
+    """Return True if the current folder also has all the training data that the run used from its original folder."""
     try:
         run = codec.loads(Run, record.read_bytes())
     except (OSError, codec.WireError):
@@ -294,8 +295,8 @@ def _sha256(path: Path) -> str:
 
 
 def name_in(file: Path) -> str:
-    """Return the run name given in the file; the file's own name if it gives none or cannot be read."""
-    from homing.config.parse.source import read_source  # a YAML library that most verbs do not need
+    """Return the run name set in the file, or the file name without its suffix if none is set or readable."""
+    from homing.config.parse.source import read_source  # imports a YAML library that most verbs do not need
 
     try:
         named = read_source(file).data.get("name")
@@ -305,26 +306,26 @@ def name_in(file: Path) -> str:
 
 
 def name_meant(file: Path) -> str:
-    """Return the name of the run that this file describes. Raises UsageError if another run file has the same name."""
+    """Return the name of the run that this file describes. Raises UsageError if another run file sets the same name."""
     name = name_in(file)
     refuse_shared(file, name)
     return name
 
 
 def refuse_shared(file: Path, name: str) -> None:
-    """Raise UsageError if another run file has the same run name: a copy with that name would overwrite its data."""
+    """Raise UsageError if another run file sets the same name, because the runs would overwrite each other's data."""
     if (other := shares_with(file, name)) is not None:
         raise UsageError(
             what=f"{file} and {other} both describe the run {name}.",
-            why="Data, runs and models are found by run name, so each run file needs its own.",
+            why="homing finds data, runs and models by run name, so each run file needs its own name.",
             fix=f"Add to {file}: name: {file.stem}",
         )
 
 
 def shares_with(file: Path, name: str) -> Path | None:
-    """Return another file in ./runs that describes a run of this name.
+    """Return another run file in ./runs with the same run name, or None.
 
-    Files outside this folder, such as a record of a run, are not checked.
+    Files outside this project folder, such as a run's record in the home, are not checked.
     """
     folder = Path.cwd()
     if name == file.stem or file.absolute().parent not in (folder, folder / "runs"):
@@ -333,7 +334,7 @@ def shares_with(file: Path, name: str) -> Path | None:
 
 
 def file_called(name: str, *, besides: Path | None = None) -> Path | None:
-    """Return the file in ./runs that describes this run; if several do, the one with that file name."""
+    """Return the file in ./runs that describes this run. If there are several, prefer the one named after the run."""
     found = run_files()
     first = [found[name]] if name in found else []
     files = [file for file in (*first, *found.values()) if besides is None or file.absolute() != besides.absolute()]
@@ -341,7 +342,7 @@ def file_called(name: str, *, besides: Path | None = None) -> Path | None:
 
 
 def launch_again(name: str) -> str:
-    """Return the command that starts a new run with this name. Its file may be named differently (`--name NAME`)."""
+    """Return the command that starts a new run with this name, with `--name` if the run file has a different name."""
     called, begun = file_called(name), _newest_begun(name)
     if called is not None or begun is None:
         return f"homing launch {typed_name(called) if called is not None else name}"
@@ -349,25 +350,25 @@ def launch_again(name: str) -> str:
 
 
 def _run_without_file(name: str) -> tuple[str, str] | None:
-    """Return `why` and `fix` of the error for a run that has no run file here; None if there is no such run."""
+    """Return the error's `why` and `fix` for a run without a run file in this folder; None if there is no such run."""
     begun = _newest_begun(name)
     if begun is None:
         return None
     folder, file = begun_elsewhere(begun.parent.name), _file_of(begun)
     if folder is not None and folder.is_dir():
         return (
-            f"It was started in {folder}, where its file is.",
+            f"It was started in {folder}, and its run file is there.",
             f"cd {shlex.quote(str(folder))}   and run the command there",
         )
     if file == _copy_of(begun):
-        why, which = f"Its file is gone or has changed; a copy: {file}", "copy"
+        why, which = f"Its run file was deleted or has changed. homing kept a copy: {file}", "copy"
     else:
         why, which = f"It was started from {file}, with --name or before the file was renamed.", "file"
     return why, f"Use its {which} instead of {name}: {typed_name(file)}"
 
 
 def _file_of(record: Path) -> Path:
-    """Return the run file in ./runs whose text is the one that the run was started with, else the run's own copy."""
+    """Return the run file in ./runs that still has the text the run was started with, else the run's own copy."""
     sha256 = codec.loads(Run, record.read_bytes()).run_file_sha256
     same = [file for file in run_files().values() if _sha256(file) == sha256]
     return same[0] if same else _copy_of(record)
@@ -378,7 +379,7 @@ def _copy_of(record: Path) -> Path:
 
 
 def _newest_begun(name: str) -> Path | None:
-    """Return the newest run.json of this name. Ids are NAME-TIME-LETTERS, so the last by name is the newest."""
+    """Return run.json of the newest run with this name. Ids are NAME-TIME-LETTERS, so the newest id sorts last."""
     for record in sorted((home() / "runs").glob(f"{glob.escape(name)}-*/{file_names.RUN}"), reverse=True):
         try:
             if codec.loads(Run, record.read_bytes()).name == name:

@@ -2,9 +2,9 @@
 
     --set phases.0.lr=3e-4   phases[0].lr=3e-4   data.text=[a.txt, b.txt]   limits.spend=$12
 
-The value of a --set is parsed as YAML. The command line overrides the file: a length (`steps`) replaces the file's
-other length (`epochs`) and a warm-up that would not end before it, and `model.depth` replaces the file's shape. Each
-replacement is reported.
+The value of a --set is parsed as YAML. The command line overrides the file: a length (such as `steps`) replaces another
+length in the file (such as `epochs`), `steps` also replaces a warm-up that would not be shorter, and `model.depth`
+replaces the file's shape keys. Each replacement is reported.
 
 A resolved run.json is accepted too: `homing launch $HOMING_HOME/runs/ID/run.json --spend-limit 5` repeats that run
 with exactly the same values, even if the presets have changed. Nothing is derived again. The data must be unchanged,
@@ -48,11 +48,11 @@ __all__ = ["Loaded", "as_typed", "is_record", "load_run", "preset_dir", "read_re
 class Loaded:
     run: Run
     file: Path
-    text: str  # as written in the file
+    text: str  # the unchanged text of the run file
     prep: PrepSettings
     warnings: list[str]
     is_prepared: bool
-    phase_preps: list[PhasePrep] = field(default_factory=list)  # of phases with their own data
+    phase_preps: list[PhasePrep] = field(default_factory=list)  # one for each phase with its own data
     source: OpenWeights | None = None  # the open weights of model.from
 
     @property
@@ -106,7 +106,7 @@ def _name(trace: Trace, path: Path, *, is_smoke: bool) -> str:
             also = (
                 f", and so does {other}; set name: {path.stem} in {path}"
                 if other is not None
-                else ", because of its name: key"
+                else f", because it sets name: {typed}"
             )
             trace.warn(f"{path} refers to run {typed}{also}.")
         return typed
@@ -125,17 +125,17 @@ def _by_line(mistake: Mistake) -> tuple[bool, int, str]:
 
 
 def with_phases(sets: Sequence[str] | None, phases: str | None) -> list[str]:
-    """Append --phase as the --set that it is short for."""
+    """Return the --set options, with --phase added as the setting `train.only` that it abbreviates."""
     return [*(sets or []), *([f"train.only={phases}"] if phases else [])]
 
 
 def as_typed(sets: Sequence[str] | None, *, is_smoke: bool = False) -> str:
-    """Return these options as text for the next command that a verb suggests, so that it refers to the same run."""
+    """Return these options as command-line text, so that a suggested next command refers to the same run."""
     return " --smoke" * is_smoke + "".join(f" --set {shlex.quote(change)}" for change in sets or [])
 
 
 def _apply_sets(source: Source, sets: Sequence[str]) -> list[str]:
-    """Apply the settings to `source`, and record mistakes in it. Return the notices for the user."""
+    """Apply the --set options to `source` and record their mistakes there. Return notices for the user."""
     given: set[KeyPath] = set()
     for text in sets:
         parsed = _parse_set(text)
@@ -204,7 +204,7 @@ def _drop_replaced(source: Source, given: set[KeyPath]) -> list[str]:
             said += _drop_overridden(source, given, path, [(*path[:2], other) for other in LENGTHS if other != path[2]])
         if len(path) == 3 and path[0] == "phases" and path[2] == "steps":
             warmup = (*path[:2], "warmup_steps")
-            # The warm-up is too long, for example in a short trial of a long schedule.
+            # Drop a warm-up that would fill the whole phase, for example in a short trial of a long schedule.
             if _count(source.get(warmup)) >= _count(source.get(path)) > 0:
                 said += _drop_overridden(source, given, path, [warmup])
         if path == ("model", "depth"):
@@ -235,7 +235,7 @@ def _shown(text: str) -> str:
 
 
 def safe_set(text: str) -> str:
-    """Return the text of a --set without a secret value, so that it can be printed."""
+    """Return the text of a --set option for printing, with a secret value masked."""
     name, equals, value = text.partition("=")
     return f"{name}{equals}***" if looks_like_secret_value(value) else text[:120]
 
@@ -254,7 +254,7 @@ def is_record(path: Path) -> bool:
 
 
 def read_record(path: Path) -> tuple[Run, str]:
-    """Return the run, with no id and its data located and verified, and the text of the run file next to run.json."""
+    """Return the run in run.json, without its id and with verified data, and the text of the run file next to it."""
     try:
         run = codec.loads(Run, path.read_bytes())
     except codec.WireError as exc:
@@ -267,7 +267,7 @@ def read_record(path: Path) -> tuple[Run, str]:
     if found != run.data.manifest_sha256:
         raise UsageError(
             what=f"The data of {path} is no longer in {data_dir}.",
-            why=f"Its manifest had sha256 {run.data.manifest_sha256[:12]}, but found {found[:12]}.",
+            why=f"The run used a manifest with sha256 {run.data.manifest_sha256[:12]}; homing found {found[:12]}.",
             fix=f"Prepare it again from the same text: homing prep {run.name}",
         )
     run_file = path.with_name(file_names.RUN_FILE)
@@ -280,7 +280,7 @@ def _repeat(path: Path, sets: Sequence[str], *, is_changed: bool) -> Loaded:
     if sets or is_changed:
         raise UsageError(
             what=f"{path} is the record of a run and cannot be changed.",
-            why="Its values are final: values derived from a changed one would stay as they are.",
+            why="Its values are final. If you changed one, homing would not recalculate the values derived from it.",
             fix=f"Change the run file next to it: {path.with_name(RUN_FILE)}",
         )
     run, text = read_record(path)

@@ -4,7 +4,7 @@ Reads manifest.json and, on request, the contents of the shards; does not know h
 
 plan, verify, launch and train compare the text with the shards each time, so `changed_files` is cheap: it compares
 names, sizes and modification times, and hashes a file only if its modification time changed and its size did not. Text
-that is completely gone does not count as a change: once the shards exist, the user may move the text away.
+that is completely missing does not count as changed, because users may move the text away once the shards exist.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _read_tokenizer(path: Path) -> tuple[int, list[str]]:
     except FileNotFoundError as exc:
         raise DataError(
             what=f"No tokenizer found at {path}.",
-            why="tokenizer.file refers to it.",
+            why="tokenizer.file is set to this path.",
             fix="Set tokenizer.file to a tokenizer.json, or delete the key to train one.",
         ) from exc
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
@@ -113,10 +113,10 @@ def _read_tokenizer(path: Path) -> tuple[int, list[str]]:
 
 
 def missing_files(prepared: Prepared, *, is_hashing: bool = False) -> list[str]:
-    """Return one sentence per file that is missing, empty, of the wrong size, or (if hashing) of different content."""
+    """Return a sentence for each file that is missing or empty, or has the wrong size or (if `is_hashing`) content."""
     problems = []
     wanted: list[tuple[str, int | None, str]] = []
-    if not prepared.manifest.template_sha256:  # conversations use the tokenizer of the run
+    if not prepared.manifest.template_sha256:  # conversations use the run's tokenizer
         wanted.append((file_names.TOKENIZER, None, prepared.manifest.tokenizer_sha256))
     for split in prepared.manifest.splits.values():
         for shard in split.shards:
@@ -131,7 +131,7 @@ def missing_files(prepared: Prepared, *, is_hashing: bool = False) -> list[str]:
 
 
 def unlisted_files(prepared: Prepared) -> list[str]:
-    """Return shard files that the manifest does not list, and that are therefore never read."""
+    """Return the shard files that are never read, because the manifest does not list them."""
     shards = [shard for split in prepared.manifest.splits.values() for shard in split.shards]
     listed = {name for shard in shards for name, _, _ in shard.files()}
     return sorted({path.name for path in prepared.dir.iterdir() if path.suffix in _SHARD_ENDINGS} - listed)
@@ -162,7 +162,7 @@ _NAMED = 3  # maximum number of files named in a message
 class FilesNow:
     """The files that the run file names, as they are on disk now."""
 
-    files: dict[str, Source]  # by real path, in the order in which prep reads them
+    files: dict[str, Source]  # keys are real paths, in the order in which prep reads the files
     gone: list[str]  # paths, globs and folders that no longer match any file
 
 
@@ -181,9 +181,9 @@ def files_now(named: Iterable[str], find: Callable[[list[str]], list[Source]]) -
 
 
 def changed_files(sources: Sequence[SourceFile], stamps: Any, now: FilesNow) -> str:
-    """Return the first difference, or "" if there is none.
+    """Describe the first difference between the sources and the files on disk; return "" if there is none.
 
-    `stamps` holds the path, size and modification time of each source when the shards were made.
+    `stamps` holds each source's path, size and modification time, recorded when the shards were written.
     """
     then = {os.path.realpath(source.path): source for source in sources if not _is_brought(source.path)}
     if added := [source.path for path, source in now.files.items() if path not in then]:
@@ -203,7 +203,7 @@ def changed_files(sources: Sequence[SourceFile], stamps: Any, now: FilesNow) -> 
 
 
 def changed_settings(settings: dict[str, Any], wanted: dict[str, Any], keys: dict[str, str]) -> str:
-    """Return the first setting that differs, or "" if there is none.
+    """Describe the first setting that differs from `wanted`; return "" if none does.
 
     `keys` maps a setting's name to its run file key.
     """

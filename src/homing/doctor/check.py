@@ -27,7 +27,7 @@ class Check:
     state: State
     text: str  # the result of the check, as a sentence
     fix: str = ""  # a command to type or a key to change
-    page: str = ""  # a web page or guide with what is missing or with more information
+    page: str = ""  # a web page or guide that provides what is missing, or more information
 
     @property
     def is_finding(self) -> bool:
@@ -36,7 +36,7 @@ class Check:
 
 @runtime_checkable
 class Checked(Protocol):
-    """A provider that offers more checks than whether its key works, such as permissions and quota."""
+    """A provider with further checks besides whether its key works, such as permissions and quota."""
 
     def checks(self) -> list[Check]: ...
 
@@ -46,7 +46,7 @@ def ok(name: str, text: str) -> Check:
 
 
 def skipped(name: str, text: str, fix: str = "", page: str = "") -> Check:
-    """Return a skipped check, for something that is probably not needed. `fix` and `page` say how to get it."""
+    """Return a skipped check of something that is probably not needed. `fix` and `page` say how to set it up."""
     return Check(name, "skipped", text, fix, page)
 
 
@@ -61,7 +61,7 @@ def fault(name: str, text: str, fix: str, page: str = "") -> Check:
 @dataclass(frozen=True)
 class Balance:
     left_usd: Decimal
-    rate_usd_per_hour: Decimal  # the rate of everything that is now rented in this account, by any user
+    rate_usd_per_hour: Decimal  # total rate of everything currently rented in this account, by any user
 
 
 @runtime_checkable
@@ -69,7 +69,7 @@ class Prepaid(Protocol):
     name: str
     page: str
 
-    # the balance that the provider reports, never an estimate; None if the key may not see it or there was no response
+    # the balance that the provider reports, never an estimate; None if the key may not read it or there was no response
     def balance(self) -> Balance | None: ...
 
 

@@ -1,6 +1,6 @@
 """Checks of this computer: Python, packages, torch and GPU, SSH, tools, Docker, disk, home folder, .env, clock.
 
-Only `homing image build` needs Docker. It keeps a failed container so that the user can read its log.
+Only `homing image build` needs Docker. If a build fails, its container remains so that the user can read the log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from homing.cloud.plan.timing import checkpoint_bytes
 from homing.config.schema.value_types import is_placeholder
 from homing.doctor.check import Check, fault, ok, skipped, warning
 from homing.doctor.subject import Examined
-from homing.install import pip_install
+from homing.pip_command import pip_install
 from homing.units import counted, format_bytes, format_duration
 from homing.world import HttpRequest, NetworkError, World
 
@@ -107,7 +107,7 @@ _EXTRAS = ("lm", "aws", "hub", "modal", "parquet", "trackers")
 
 
 def check_torch(examined: Examined) -> list[Check]:
-    """Check that torch loads and sees every GPU that the driver sees. Check `packages.lm` covers torch's version."""
+    """Check that torch loads and sees every GPU that the driver sees. `packages.lm` checks torch's version."""
     versions = {each["name"]: each["version"] for each in examined.facts.get("packages", [])}
     if not versions.get("torch"):
         return [skipped("torch.loads", "torch is not installed.", pip_install("lm"))]
@@ -277,7 +277,7 @@ def compare_clocks(world: World, urls: list[str]) -> list[Check]:
     calls = [lambda url=url: world.http(HttpRequest("GET", url, timeout_s=_CLOCK_S)) for url in urls]
     for url, reply in zip(urls, world.together(calls, _CLOCK_S), strict=True):
         if isinstance(reply, (NetworkError, TimeoutError)):
-            continue  # another check, that of the provider's key, reports that the provider cannot be reached
+            continue  # the check of the provider's key reports that the provider cannot be reached
         if isinstance(reply, Exception):
             raise reply
         if not reply.headers.get("date"):

@@ -1,4 +1,4 @@
-"""Checks of homing's own files at home: whether the ledger is intact, and whether an instance may be left over."""
+"""Checks of homing's own files at home: whether the ledger is intact, and whether an instance may still be running."""
 
 from __future__ import annotations
 

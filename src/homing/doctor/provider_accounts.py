@@ -58,7 +58,7 @@ def _ask_all(names: list[str], examined: Examined) -> list[Any]:
         try:
             return _check_provider(name, examined)
         finally:
-            if name in waiting:  # false if the provider responded after the deadline
+            if name in waiting:  # the list is already empty if the provider responded after the deadline
                 waiting.remove(name)
                 notify()
 
@@ -69,7 +69,7 @@ def _ask_all(names: list[str], examined: Examined) -> list[Any]:
 
 
 def check_hub(examined: Examined) -> list[Check]:
-    """Check that the Hub accepts the token, if one is set, and that the token may write."""
+    """Check that the Hub accepts the token, if one is set, and that the token has write access."""
     account, world = ACCOUNTS["hub"], examined.home.world
     token, source = token_in(world.environment())
     is_needed = examined.run is not None and examined.run.store.startswith("hf:")
@@ -129,7 +129,7 @@ def _check_provider(name: str, examined: Examined) -> list[Check]:
 
 
 def _ask_itself(provider: Checked, name: str) -> list[Check]:
-    """Return the results of the provider's own checks, or one fault if the provider fails to respond now."""
+    """Return the results of the provider's own checks, or one fault if the provider no longer responds."""
     try:
         return provider.checks()
     except (HomingError, OSError) as exc:

@@ -58,7 +58,7 @@ class Examined:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the providers are required, because the user named them or a run file."""
+        """True if the providers are required, because the user named the providers or a run file."""
         return bool(self.named) or self.run is not None
 
     @cached_property

@@ -20,14 +20,14 @@ from homing.errors import RunFailed
 
 __all__ = ["measure"]
 
-_SECONDS = 1.0  # per figure, over all GPUs, after one warm-up call
+_SECONDS = 1.0  # total time for measuring one figure on all GPUs, after one warm-up call each
 _DISK_BYTES = 64 << 20
 
 
 def measure(folder: str, *, size: int = 8192, seconds: float = _SECONDS) -> dict[str, float | str]:
     """Return the worst figure over all GPUs, because training waits for the slowest.
 
-    `size` is the side of the matrices; a GPU needs large ones to reach its speed.
+    `size` is the number of rows and columns of each matrix; a GPU reaches its full speed only with large matrices.
     """
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     devices = [torch.device("cuda", number) for number in range(num_gpus)] or [torch.device("cpu")]

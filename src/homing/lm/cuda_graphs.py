@@ -64,7 +64,7 @@ class Graphs:
     def forget(self) -> None:
         """Free the memory pool. Call this when no captured graph is left."""
         self._pool = None  # torch frees an unused pool, so its handle must not be used again
-        if gc.isenabled():  # no full collection, because a server calls this after every response
+        if gc.isenabled():  # skip the garbage collection, because a server calls this after every response
             torch.cuda.empty_cache()
         else:
             free_memory()

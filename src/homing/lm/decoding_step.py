@@ -1,11 +1,11 @@
-"""One decoding step, a new token for every row: ids -> logits -> result, eagerly or as a captured CUDA graph.
+"""Runs one decoding step (one token per row): ids -> logits -> result, eagerly or as a captured CUDA graph.
 
 A step of a small model is a few hundred short kernels, and launching them takes longer than running them, while a graph
-needs a single launch. A graph needs the same buffers each time, so all inputs are kept here and written in place. There
-is one graph per `reach`, which takes only a few values. Captured or not, a step runs the same kernels on the same
-shapes and gives the same numbers.
+needs a single launch. A graph always uses the same buffers, so `Steps` owns all inputs and updates them in place. There
+is one graph per value of `reach`, of which there are only a few. Captured or not, a step runs the same kernels on the
+same shapes and gives the same numbers.
 
-This module is used by `generate`, which takes the logits, and by `rl.rollout`, which picks a token for each row.
+The callers are `generate`, which needs the logits, and `rl.rollout`, which picks a token for each row.
 
 Shapes: B rows, V vocabulary.
 """
@@ -24,7 +24,7 @@ from homing.lm.model.attention import RowCache
 
 __all__ = ["REACH", "Steps", "room_for"]
 
-REACH = 128  # attention reads positions in multiples of this
+REACH = 128  # the number of positions that attention reads is a multiple of this
 Made = TypeVar("Made")
 
 
@@ -39,8 +39,8 @@ def room_for(num_places: int) -> int:
 class Steps(Generic[Made]):
     """Runs decoding steps.
 
-    `make(logits_BV)` computes the result of a step, as buffers that the next step may overwrite. `notify(problem)` is
-    called if capturing fails. In that case steps are slower, but still correct.
+    `make(logits_BV)` computes a step's result, in buffers that the next step may overwrite. If capturing a graph fails,
+    `notify(problem)` is called, and the steps are slower but still correct.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Steps(Generic[Made]):
     def step(self, ids_B: Tensor, places_B: Tensor, *, furthest: int, is_worth: bool = True) -> Made:
         """Process `ids_B` at the positions `places_B`, none of which is past `furthest`.
 
-        `is_worth` says whether to capture a graph if there is none yet.
+        If there is no graph yet, `is_worth` determines whether to capture one.
         """
         self._ids_B.copy_(ids_B, non_blocking=True)
         self.cache.places_B.copy_(places_B, non_blocking=True)
@@ -71,7 +71,7 @@ class Steps(Generic[Made]):
         return self._compute()
 
     def close(self) -> None:
-        """Free the graphs' memory, which nothing else can use."""
+        """Free the graphs' memory, which nothing else can use until then."""
         if self._graphs:
             self._graphs.clear()
             self._captures.forget()
@@ -93,7 +93,7 @@ class Steps(Generic[Made]):
             self._graphs[reach] = (self._captures.capture(compute), made[0])
         except RuntimeError as error:
             problem = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        # Nothing else has changed, because every call processed the same token at the same position.
+        # No other state needs to be restored, because every call processed the same token at the same position.
         self.cache.embedded_B1D = kept
         # This is outside the `except`, so that the exception no longer references the failed step's tensors.
         if problem:

@@ -1,10 +1,10 @@
 """Selects the device and the precision, and looks up the peak speed of the device.
 
-    pick_device("auto")  ->  cuda, else mps, else cpu; a device requested by name that is absent is an error
-    pick_precision       ->  bf16 if the GPU has it, else fp32; master weights are fp32 in either case
+    pick_device("auto")  ->  cuda, else mps, else cpu; an error if a device was named but is not available
+    pick_precision       ->  bf16 if the GPU supports it, else fp32; master weights are fp32 in either case
     peak_flops           ->  the dense bf16 peak of the GPU, or None if unknown (then there is no MFU)
 
-There is no silent fallback: only `auto` chooses.
+Only `auto` chooses a device or precision; there is no silent fallback.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def pick_device(wanted: str = "auto") -> torch.device:
 
 
 def use_device(device: torch.device) -> None:
-    """Make this the current GPU of the process: kernels, streams and graphs use that one, wherever the tensors are."""
+    """Make this the process's current GPU, which runs all kernels, streams and graphs, wherever the tensors are."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
@@ -100,7 +100,7 @@ def pick_precision(wanted: str, device: torch.device) -> str:
         raise UsageError(
             what=f"{describe_device(device)} does not support fp8.",
             why="fp8 needs an Ada or Hopper GPU or newer (compute capability 8.9).",
-            fix="Set train.precision: auto, or use such a GPU.",
+            fix="Set train.precision: auto, or use one of these GPUs.",
         )
     if wanted == "fp8" and importlib.util.find_spec("triton") is None:
         raise UsageError(
@@ -122,7 +122,7 @@ def pick_precision(wanted: str, device: torch.device) -> str:
 
 
 def has_fp8(device: torch.device) -> bool:
-    """Return whether the GPU has FP8: Ada, Hopper and newer."""
+    """Return whether the GPU supports FP8, as Ada, Hopper and newer GPUs do."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 

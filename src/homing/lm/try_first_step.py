@@ -1,7 +1,7 @@
 """Runs the part of `homing verify` that needs torch: builds the first phase as the trainer would, and takes one step.
 
     parameter count by part -> initial weights -> adapters if any -> 2 rows of the phase's data
-    -> forward and backward -> is the loss plausible? -> a finite, non-zero gradient for everything trained?
+    -> forward and backward -> is the loss plausible? -> is every trained tensor's gradient finite and non-zero?
 
 This finds problems on a laptop, for free, that would otherwise show up an hour later on a rented GPU. Weights or data
 that are missing or do not fit in this machine's memory are replaced by random numbers of the same shape, and the report
@@ -36,7 +36,7 @@ from homing.wire.run_json import Phase, Run
 
 __all__ = ["StepReport", "VerifyReport", "take_step", "verify"]
 
-BATCH, TOKENS = 2, 64  # number of rows, and tokens per row, as in a typical dummy batch
+BATCH, TOKENS = 2, 64  # number of rows, and tokens per row: typical sizes for a dummy batch
 
 # With fresh weights the logits vary a little, so the loss is about 0.1 nats above that of a uniform guess, and
 # repetitions in real text add a few tenths. With a wrong mask, a wrong scale or a head that sees its own target, the
@@ -44,8 +44,8 @@ BATCH, TOKENS = 2, 64  # number of rows, and tokens per row, as in a typical dum
 LOSS_TOLERANCE = 0.75
 
 BYTES_PER_PARAM = 8  # fp32 weights and gradients; the activations of two short rows are small in comparison
-BYTES_PER_FROZEN = 6  # frozen weights as read, in at most fp32, plus the weights as stored
-MEMORY_SHARE = 0.6  # fraction of free memory to use, because the user needs the machine for other things too
+BYTES_PER_FROZEN = 6  # frozen weights: up to 4 bytes (fp32) when read, plus 2 bytes as stored
+MEMORY_SHARE = 0.6  # fraction of free memory to use, because the user also needs the machine for other things
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class VerifyReport:
     parts: dict[str, int]  # part -> number of parameters, which is 0 for a tied head
     num_params: int
     device: str
-    phase: str  # the phase that was tested: the first one, because the others start from its result
+    phase: str  # the phase that was tested: always the first one, because later phases start from its result
     weights: str  # description of the initial weights
     num_adapter_params: int  # number of adapter parameters; 0 if all weights are trained
     batch: str  # description of the two rows of data
@@ -71,7 +71,7 @@ class VerifyReport:
     grad_norm: float
     step_s: float
     problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # findings that are worth a look, but are not necessarily problems
+    notes: list[str] = field(default_factory=list)  # findings that deserve attention, but are not necessarily problems
     left_out: list[str] = field(default_factory=list)  # one sentence for each thing that was not checked
 
     @property
@@ -121,7 +121,7 @@ def verify(run: Run, run_dir: Path) -> VerifyReport:
 
 
 def _later(run: Run) -> list[str]:
-    """Describe what is not checked: later phases and, for rl, anything that needs samples of a trained model."""
+    """Describe what is not checked: later phases and, for rl, anything that needs samples from a trained model."""
     kinds = [phase.kind for phase in run.phases]
     said = ["rl: no samples were generated or scored."] if kinds[0] == "rl" else []
     return said + [f"{kind}: it starts from the result of {before}." for before, kind in itertools.pairwise(kinds)]
@@ -219,7 +219,7 @@ def _build(here: _Here, phase: Phase) -> _Model:
 def _is_here(folder: Path) -> bool:
     """Return whether the weights are on this machine.
 
-    Of open weights there may be only the metadata here, because the instance downloads the weights.
+    In the case of open weights, this machine may have only the metadata, because the instance downloads them.
     """
     if any((folder / name).is_file() for name in (file_names.WEIGHTS, file_names.ADAPTER)):
         return True
@@ -236,9 +236,9 @@ def _other_half_is_zero(name: str, learning: dict[str, nn.Parameter]) -> bool:
 
 
 def _batch(here: _Here, phase: Phase, model: Decoder) -> tuple[Batch, str, bool]:
-    """Return two short rows of the phase's data or of random ids, a description of them, and whether they are real.
+    """Return two short rows (real data from the phase, or random ids), a description, and whether they are real data.
 
-    Real rows are read as the trainer reads them.
+    Real rows are read in the same way as by the trainer.
     """
     run, device = here.run, here.device
     # An rl phase learns from samples that it generates. Use the run's text instead, if there is any.
@@ -263,7 +263,7 @@ def _batch(here: _Here, phase: Phase, model: Decoder) -> tuple[Batch, str, bool]
 
 
 def _cut(batch: Batch) -> Batch:
-    """Cut the batch to its first TOKENS positions, or more if learned targets only begin after a long question."""
+    """Cut the batch to its first TOKENS positions, or more if the first trained target follows a long question."""
     is_learned_T = (batch.targets_RT != IGNORED).any(dim=0)
     first = int(is_learned_T.int().argmax()) if bool(is_learned_T.any()) else 0
     end = max(TOKENS, first + TOKENS // 2)
@@ -334,7 +334,7 @@ def _free_bytes(device: torch.device) -> int | None:
 
 
 class _Watcher:
-    """Records the module that was entered last and its inputs, so that a shape error can name the layer."""
+    """Records the most recently entered module and its inputs, so that a shape error can name the layer."""
 
     def __init__(self, model: nn.Module) -> None:
         self.entered: list[tuple[str, nn.Module, Any]] = []

@@ -7,8 +7,8 @@ All files are below $HOMING_HOME/rehearsals/<id>, so the real ledger, store and 
 runs the same code as a real run. Only the cloud is simulated, and its machines are processes on this computer.
 
 The verdict compares the bill with the ledger. The bill is authoritative, because the fake cloud knows exactly when each
-machine was billed. The ledger must list every instance on the bill. Its cost must not be below the billed cost, and may
-exceed it only by the margin.
+machine was billed. The ledger must list every instance on the bill. The cost in the ledger must not be below the billed
+cost, and may exceed it only by the margin.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ __all__ = ["DEFAULT_LIMIT_USD", "OnOutput", "Rehearsal", "RehearsalOrder", "Row"
 
 DEFAULT_LIMIT_USD = Decimal("0.25")
 _WATCH_S = 3600.0  # maximum duration of the rehearsed run
-_LOOK_S = 1.0  # seconds between progress reports; short, because acts are played between them
+_LOOK_S = 1.0  # seconds between progress reports; short, because acts are played only between reports
 _LINE_S = 10.0  # seconds between the progress reports that are shown to the user
 _MAX_ATTEMPTS = 6
 
-OnOutput = Callable[[str, str], None]  # a function that takes the kind of output (step | line | fault) and its text
+OnOutput = Callable[[str, str], None]  # called with the kind of output (step | line | fault) and its text
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def rehearse(order: RehearsalOrder, home_path: Path, world: World, notify: OnOut
 
 
 class _Walk:
-    """Go through the run step by step, as a user would."""
+    """Performs every step of the run, as a user would."""
 
     def __init__(self, order: RehearsalOrder, home: Home, acts: Acts, notify: OnOutput) -> None:
         self.order, self.home, self.acts, self.notify = order, home, acts, notify
@@ -121,7 +121,7 @@ class _Walk:
         self.fetched: Fetched | None = None
 
     def there(self) -> None:
-        """Launch and watch until the run is done, on as many machines as it takes.
+        """Launch and watch until the run is done, using as many machines as necessary.
 
         `watch` includes the guard, which resumes a preempted run. If an act destroyed the run, launch it again, as a
         user would do.
@@ -136,7 +136,7 @@ class _Walk:
                 break
             self.notify("step", f"The run was interrupted: {self._row().reason}")
         if self.acts.left:
-            self.problems.append(f"The run ended before these faults could happen: {', '.join(self.acts.left)}.")
+            self.problems.append(f"The run ended before these faults could be injected: {', '.join(self.acts.left)}.")
         if self.run is None or self._row().state != "done":
             self.problems.append(f"The run did not finish in {self.num_attempts} launches.")
 
@@ -145,7 +145,7 @@ class _Walk:
         self.notify("step", "Fetch the model and verify its hashes")
         model_dir = self.home.path / file_names.STORE_MODELS / self.run.name
         self.fetched = fetch(self.home, self._row(), model_dir)
-        self.notify("line", f"the model of step {self.fetched.manifest.step:,} is in {model_dir}")
+        self.notify("line", f"the model from step {self.fetched.manifest.step:,} is in {model_dir}")
         self.notify("step", "Destroy the instance, with the provider's confirmation")
         destroy_run(self.home, self._row())
         for finding in survey(self.home).to_answer:
@@ -205,7 +205,7 @@ class _Walk:
 
 
 def _on_fake(run: Run, home: Home, limit_usd: Decimal, run_id: str) -> Run:
-    """Return the run adapted to the fake cloud, whose machines are processes on this computer: no GPU is requested."""
+    """Return the run adapted to the fake cloud. It requests no GPU: the machines are processes on this computer."""
     return dataclasses.replace(
         run,
         id=run_id,
@@ -221,7 +221,7 @@ _ROUNDING_USD = Decimal("0.000001")
 
 @dataclass(frozen=True)
 class Row:
-    """The cost of the instances with one mark, according to the cloud's bill and according to our ledger."""
+    """The cost of all instances that share a mark, according to the cloud's bill and to our ledger."""
 
     mark: str
     instances: int  # number of instances on the bill that have this mark

@@ -1,10 +1,10 @@
 """The faults that can be rehearsed, by name, and the fake cloud in which they happen.
 
 SCENES        each is a fault of the cloud's API, configured beforehand (such as: the n-th create fails), or an act
-Acts          each is played once during training, as soon as the run has come far enough for it:
+Acts          plays each act once during training, as soon as the run has progressed far enough:
                 preempt vanish hang    take the machine away; the next act of this kind waits for the next machine
-                store-down cloud-down  temporary outages; the machine keeps running
-              The first act is played before `watch` starts, the others while `watch` runs, because the guard in `watch`
+                store-down cloud-down  cause a temporary outage; the machine keeps running
+              The first act is played before `watch` starts, later acts while `watch` runs, because the guard in `watch`
               relaunches the run on its own.
 ServedCloud   the fake cloud: a server in a separate process, its controls, and a clean shutdown
 """
@@ -124,7 +124,7 @@ class Acts:
     def __init__(self, acts: list[Act], home: Home, cloud: ServedCloud, notify: Callable[[str, str], None]) -> None:
         self.left = list(acts)
         self._home, self._cloud, self._notify = home, cloud, notify
-        self._taken: list[str] = []  # marks of the machines that an act has taken away
+        self._taken: list[str] = []  # marks of the machines that acts have taken away
 
     def await_first(self, run: RunRow) -> None:
         """Wait until the next act is due and play it; skip the act if the run ends first."""
@@ -145,7 +145,7 @@ class Acts:
     def _due(self, run: RunRow) -> Literal["later", "now", "over"]:
         """Return whether the next act is due, judging by the newest heartbeat.
 
-        Act `vanish` is due once there is a checkpoint, any other act after the first step.
+        The act `vanish` is due once a checkpoint exists; any other act is due after the first step.
         """
         status = look(self._home, run)
         beat = status.reports.heartbeat if status.reports else None
@@ -220,7 +220,7 @@ class ServedCloud:
         def answers() -> bool:
             if self._world.poll(self._pid) is not None:
                 raise failed
-            # The file may still contain the address of an earlier server, so compare the pid.
+            # The file may still contain an earlier server's address, so compare the pid.
             return self._world.exists(self._folder / SERVER) and self._address()["pid"] == self._pid
 
         wait_until(answers, timeout_s=_START_S, every_s=0.05, world=self._world, on_timeout=failed)
@@ -242,7 +242,7 @@ class ServedCloud:
     def close(self) -> tuple[list[dict[str, Any]], float, list[int]]:
         """Turn the faults off, shut down everything that is still alive, stop the server, and return the bill.
 
-        Also return the server's time and the pids of processes that are left. The bill is read before the shutdown.
+        The bill is read before the shutdown. Also return the server's time and the pids of processes still running.
         """
         if self._world.poll(self._pid) is not None:
             self.serve()

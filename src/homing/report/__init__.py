@@ -1,4 +1,4 @@
-"""Report on a run, from stored data: what was trained, on which data, how it went, where, and at what cost.
+"""Reports on a run, from stored data: what was trained, on which data, with what results, where, and at what cost.
 
     run directory, ledger, data manifest --read--> Report --make_sections--> sections --page--> Markdown or HTML
                                                       \\--draw--> one picture of the losses

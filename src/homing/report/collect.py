@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from homing import __version__
 from homing.cloud.artifacts.checkpoints import best_step, list_checkpoints
 from homing.cloud.artifacts.remove_from_store import kept_by
-from homing.cloud.contact import reported_actions
+from homing.cloud.contact import action_log
 from homing.cloud.contact.heartbeats import Tail, read_document
 from homing.cloud.contact.read_metrics import MetricLog
 from homing.cloud.home import LAUNCH_NOTE, Home
@@ -46,13 +46,13 @@ _MOST_FILES = 20  # maximum number of source text files listed in the report
 
 @dataclass(frozen=True)
 class Subject:
-    """The run to report on, which the caller has already found."""
+    """The run to report on, as already looked up by the caller."""
 
     id: str
     name: str
     state: str
     reason: str
-    row: RunRow | None  # None if the run was trained on this computer, because such a run is not in the ledger
+    row: RunRow | None  # None for a run trained on this computer, which is not in the ledger
 
 
 def read_report(home: Home, subject: Subject, models: Path = MODELS, metrics: Sequence[Metric] | None = None) -> Report:
@@ -61,7 +61,7 @@ def read_report(home: Home, subject: Subject, models: Path = MODELS, metrics: Se
     files = _RunFiles(home, subject, problems)
     run, outcome = files.run(), files.document(file_names.OUTCOME, Outcome)
     metrics = files.metrics() if metrics is None else metrics
-    actions = reported_actions.read(home, subject.id) if subject.row is not None else []
+    actions = action_log.read(home, subject.id) if subject.row is not None else []
     events = run_history.unique([*files.lines(file_names.EVENTS, Event), *actions])
     order = [phase.kind for phase in run.phases] if run is not None else []
     kept, choices = files.checkpoints(order)
@@ -175,13 +175,13 @@ class _RunFiles:
         return kept, choices
 
     def _place(self, key: str) -> str:
-        """Return where the user can find a file of the run: an address in the store, or a path at home."""
+        """Return where the user can find one of the run's files: an address in the store, or a path at home."""
         return f"{self.store.url}/{key}" if self.is_stored else str(self.home.path / key)
 
     def data_manifest(self, folder: str, sha256: str) -> tuple[DataManifest | None, str]:
         """Find the data manifest by its hash, in the store or the data folder; return it, or None and the problem.
 
-        If the hash differs, the data was prepared again later, so the run was not trained on what is there now.
+        If the hash differs, the data was prepared again later, so the run was not trained on the current data.
         """
         why = "it is neither in the store nor at home"
         for read in self._manifest_places(folder, sha256):
@@ -201,7 +201,7 @@ class _RunFiles:
     def _manifest_places(self, folder: str, sha256: str) -> Iterator[Callable[[], bytes]]:
         if self.is_stored:
             yield lambda: self.store.read(f"{file_names.STORE_OBJECTS}/{sha256}")
-        # If `folder` is a relative path, it is relative to the run directory.
+        # A relative `folder` is relative to the run directory.
         yield lambda: self.home.world.read(self.home.run_dir(self.id) / folder / file_names.MANIFEST)
 
     def _say(self, exc: Exception) -> None:
@@ -404,7 +404,7 @@ def _read_eval_file(file: Path) -> dict[str, Any]:
 
 def _not_an_eval(file: Path, why: str) -> UsageError:
     return UsageError(
-        what=f"{file} is not a result file of homing eval.",
+        what=f"{file} is not a result file from homing eval.",
         why=why,
         fix="Use evals.json, which homing eval RUN --out evals.md writes next to evals.md",
     )

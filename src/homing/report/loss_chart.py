@@ -1,4 +1,4 @@
-"""Draws the losses of a run as one SVG: a panel per phase, with training loss as a line and held-out loss as dots."""
+"""Draws a run's losses as one SVG: a panel per phase, with training loss as a line and held-out loss as dots."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Renders sections as one page: Markdown, self-contained HTML, or a bug report for the maintainers.
 
 Samples, logs, names and addresses are untrusted text. They are sanitized here, and only here: characters that control
-the terminal or the text direction are replaced with their code, and the special characters of the format are escaped.
+the terminal or the text direction are replaced with their codes, and the format's special characters are escaped.
 
-The report for the maintainers says what happened to a run, without its owner's private data. It leaves out samples,
-names of data files, prompts, and where weights are stored. It masks secret values of this process, anything that looks
-like a key, e-mail addresses, IP addresses, the host name, the user name and the home folder. It keeps marks, instance
-ids and run names, because without them the report could not be compared with the provider's console.
+The bug report describes what happened to a run, without the owner's private data. It leaves out samples, names of data
+files, prompts, and where weights are stored. It masks secret values of this process, anything that looks like a key,
+e-mail addresses, IP addresses, the host name, the user name and the home folder. It keeps marks, instance ids and run
+names, because without them the report could not be compared with the provider's console.
 """
 
 from __future__ import annotations

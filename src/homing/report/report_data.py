@@ -1,4 +1,4 @@
-"""The content of a report as plain data, which `--json` prints and `make_sections` turns into text.
+"""A report's content as plain data, which `--json` prints and `make_sections` turns into text.
 
 None, "" and an empty list mean that nothing was stored.
 """
@@ -36,7 +36,7 @@ class Data:
     splits: dict[str, dict[str, int]] = field(default_factory=dict)
     num_files: int = 0
     num_bytes: int = 0
-    files: list[dict[str, Any]] = field(default_factory=list)  # the first of the `num_files` files
+    files: list[dict[str, Any]] = field(default_factory=list)  # the first few of the `num_files` files
     code_version: str = ""
     problem: str = ""  # why the manifest could not be read
 
@@ -53,11 +53,11 @@ class Phase:
     kind: str
     method: str = ""
     num_steps: int = 0  # planned number of steps
-    step: int = 0  # last step that was reached
+    step: int = 0  # the last step reached
     end_step: int | None = None  # the step at which the phase ended early to stay within a limit
     num_tokens: int = 0  # number of tokens trained on
     batch_tokens: int = 0
-    eval_tokens: int = 0  # approximate number of held-out tokens in each validation; 0 if all of them or unknown
+    eval_tokens: int = 0  # approximate number of held-out tokens per validation; 0: all of them, or unknown
     optimizer: str = ""
     lr: float | None = None
     weight_decay: float | None = None
@@ -70,9 +70,9 @@ class Phase:
     last: Validation | None = None
     tokens_per_s: float | None = None  # the median of the values in the phase's metrics
     mfu: float | None = None
-    seconds: float | None = None  # time spent in training steps
-    figures: dict[str, float] = field(default_factory=dict)  # the newest values of metrics that only this phase has
-    choices: dict[str, Any] = field(default_factory=dict)  # settings that the trainer chose, from its newest checkpoint
+    seconds: float | None = None  # time spent on training steps
+    figures: dict[str, float] = field(default_factory=dict)  # latest values of metrics specific to this phase
+    choices: dict[str, Any] = field(default_factory=dict)  # the trainer's choices, from its newest checkpoint
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Report:
     is_trained_here: bool
     is_finished: bool
     made_at: float
-    version: str  # version of the homing that wrote the report
+    version: str  # version of homing that wrote the report
     began_at: float | None = None
     ended_at: float | None = None
     made: Made | None = None
@@ -158,13 +158,13 @@ class Report:
     happenings: list[Happening] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     evals: list[Eval] = field(default_factory=list)
-    machines: list[str] = field(default_factory=list)  # the machines on which the trainer started, as it described them
-    offer: dict[str, Any] = field(default_factory=dict)  # the offer of the last launch
+    machines: list[str] = field(default_factory=list)  # descriptions of the machines on which the trainer started
+    offer: dict[str, Any] = field(default_factory=dict)  # the offer that the last launch used
     attempts: list[Attempt] = field(default_factory=list)
     spend_usd: str | None = None
     spend_limit_usd: str | None = None
     is_at_most: bool = False
-    stored: str = ""  # what remains in the store, and what that costs
+    stored: str = ""  # what remains in the store, and its cost
     kept: list[Kept] = field(default_factory=list)
     next: list[str] = field(default_factory=list)  # commands that the user may run next
     problems: list[str] = field(default_factory=list)  # a sentence for each item that could not be read

@@ -1,4 +1,4 @@
-"""Reconstructs the course of a run: phases from its metrics, notable events, and a selection of its samples."""
+"""Reconstructs what happened in a run: its phases (from the metrics), notable events, and selected samples."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["happenings", "machines", "phases", "samples", "unique"]
 
 _MOST_POINTS = 400  # maximum number of points in a curve
 _MOST_ALIKE = 3  # if there are more events of one kind than this, only the first and the last are shown
-_MOST_TEXT = 300  # maximum number of characters of an event's text that are shown
+_MOST_TEXT = 300  # longer event texts are truncated to this many characters
 _MOST_SAMPLE = 2000
-# Events that occur in every run are left out. Unknown kinds are shown, because an extra line is better than an
-# unnoticed problem.
+# Events that occur in every run are omitted. Unknown kinds are shown, because an extra line is better than an
+# overlooked problem.
 _ROUTINE = frozenset((
     "run_started", "run_done", "phase_started", "phase_done", "phase_skipped", "first_step", "loading",
     "evaluating", "evaluated", "sampling", "sampled", "samples_plain", "checkpoint_saved", "cleaned_up",
@@ -41,7 +41,7 @@ def unique(events: Iterable[Event]) -> list[Event]:
 
 
 def happenings(events: Sequence[Event]) -> list[Happening]:
-    """Return notable events such as preemptions and failures. Of a frequent kind, return only the first and last."""
+    """Return notable events such as preemptions and failures. For frequent kinds, keep only the first and last."""
     notable = [event for event in events if event.kind not in _ROUTINE]
     alike: dict[str, list[Event]] = {}
     for event in notable:
@@ -66,9 +66,9 @@ def machines(events: Iterable[Event]) -> list[str]:
 
 
 def phases(planned: Sequence[run_json.Phase], metrics: Sequence[Metric], reached: Mapping[str, int]) -> list[Phase]:
-    """Return the phases in the order of the run, then those found only in the metrics.
+    """Return the planned phases in order, followed by phases that appear only in the metrics.
 
-    `reached` maps a phase to the last step that the outcome or a checkpoint names.
+    `reached` maps each phase to the last step named by the outcome or a checkpoint.
     """
     plan = {phase.kind: phase for phase in planned}
     kinds = dict.fromkeys([*plan, *(metric.phase for metric in metrics)])
@@ -143,7 +143,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _seconds(lines: list[Metric]) -> float | None:
-    """Return the time spent in training steps, computed from the step times. Time between attempts does not count."""
+    """Return the total time spent in training steps, excluding the time between attempts."""
     begun = [Metric(0.0, "", 0, 0, 0), *lines]
     took = [
         (b.step - a.step) * b.step_s for a, b in itertools.pairwise(begun) if b.step_s is not None and b.step > a.step

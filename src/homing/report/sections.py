@@ -29,7 +29,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Table:
-    headers: tuple[str, ...]  # empty if the table has no header row, such as a list of names and values
+    headers: tuple[str, ...]  # empty for a table without a header row, such as a list of names and values
     rows: Sequence[Sequence[str]]
 
 
@@ -55,7 +55,7 @@ class Section:
 
 
 def headline(report: Report) -> str:
-    """Return the run's state in a sentence or two, with a warning in front if the run is not finished."""
+    """Return the run's state in a sentence or two, preceded by a warning if the run is not finished."""
     reason = f": {report.reason}" if report.reason else "."
     if report.is_finished:
         return f"The run is done{reason}"

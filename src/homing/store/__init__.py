@@ -1,9 +1,9 @@
-"""Stores: keep runs independently of any one machine. Hashes verify every push and fetch.
+"""Stores keep runs independently of any single machine. Every push and fetch is verified by hash.
 
 base           the interface of a store           address        parses store addresses
 file           a folder                           s3, hf, modal  a bucket, a repository on the Hub, a Modal Volume
 push           run directory -> store             sync           the program that the agent runs
-lease_file     which instance may write           hub_download   open weights from the Hub to the instance
+read_lease     which instance may write           hub_download   open weights from the Hub to the instance
 preflight      before renting: checks that the store can be used, and finds the credentials for the instance
 storage_price  what storage costs                 publish_to_hub publishes a model on the Hub
 """
@@ -29,7 +29,7 @@ def pace_of(url: str) -> float:
 
 
 def open_store(url: str, world: World, *, create: bool = True) -> Store:
-    """Return the store at `url` without making a request. With `create`, the first write may create the store."""
+    """Return the store at `url` without making a request. If `create` is set, the first write may create the store."""
     scheme = scheme_of(url)
     # SDKs are imported only when they are needed, so that `--help` and a `file:` store start fast.
     if scheme == "s3":

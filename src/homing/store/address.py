@@ -1,4 +1,4 @@
-"""Parses the address that a user writes after `store:`. Uses no disk, no network and no SDK.
+"""Parses the store address that a user writes after `store:`, without access to the disk, the network or an SDK.
 
 file:/path/to/folder
 s3://bucket/prefix       also s3:bucket/prefix; ?endpoint=https://...&region=... for R2, MinIO and similar services
@@ -43,7 +43,7 @@ class S3Address:
 
     @property
     def url(self) -> str:
-        """Return the canonical address. It includes the endpoint, which the instance could not know otherwise."""
+        """Return the canonical address. It includes the endpoint, which the instance cannot know otherwise."""
         parts = [f"{name}={value}" for name, value in (("endpoint", self.endpoint), ("region", self.region)) if value]
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/") + ("?" + "&".join(parts) if parts else "")
 
@@ -78,14 +78,14 @@ def scheme_of(url: str) -> str:
         raise UsageError(
             what=f"{url!r} is not a store address that homing supports.",
             why=f"Supported: {', '.join(FORMS.values())}",
-            fix=f"Set in the run file, for example: store: {FORMS['file']}",
+            fix=f"Set a supported address in the run file, for example: store: {FORMS['file']}",
         )
     if not rest.strip("/"):
         thing = {"file": "folder", "s3": "bucket", "hf": "repository", "modal": "Volume"}[scheme]
         raise UsageError(
             what=f"{url!r} does not name a {thing}.",
             why=f"`{scheme}:` must be followed by the name of a {thing}. Supported: {', '.join(FORMS.values())}",
-            fix=f"Set in the run file, for example: store: {FORMS[scheme]}",
+            fix=f"Set a complete address in the run file, for example: store: {FORMS[scheme]}",
         )
     return scheme
 

@@ -3,15 +3,15 @@
     put / put_bytes      complete or absent, never partial
     get / read           complete or absent; `get` verifies the hash that the caller passes, or else the store's own
                          hash if that can be trusted
-    is_same              whether a local file has the same bytes as a key; reads the key if no hash can be trusted
+    is_same              whether a local file equals the stored value; reads the value if no hash can be trusted
     sha256               hash of the bytes in the store, so that a push can be verified by reading them back
     list                 raises if the store cannot be listed, instead of returning an empty list
-    create_if_absent     returns True to exactly one of many callers; used for the lease
+    create_if_absent     returns True for exactly one of several concurrent callers; used for the lease
     put_many             several files in as few writes as the store allows; each is complete or absent
     pace_s               minimum time between writes: none for a folder, a minute for a Git repository
 
 Every failure is a StoreError. A hash mismatch is an IntegrityError, and a missing key is a NotInStore. This module
-knows nothing of runs or providers.
+does not depend on runs or providers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 
 
 class NotInStore(StoreError):
-    """The store reported that the key does not exist. With any other StoreError, the key may or may not exist."""
+    """Raised if the store reports a missing key. After any other StoreError, the key may or may not exist."""
 
 
 @dataclass(frozen=True)
@@ -66,20 +66,20 @@ Progress = Callable[[int, int], None]  # takes the number of bytes transferred a
 
 
 def unwatched(done: int, total: int) -> None:
-    """Ignore the progress of a transfer. This is the default."""
+    """Ignore a transfer's progress. This is the default progress callback."""
 
 
 class Store(Protocol):
     url: str
     pace_s: float  # seconds between two pushes of live files
-    batch_files: int  # maximum number of files in one call of put_many; more than 1 if each call is a commit
+    batch_files: int  # maximum number of files per put_many call; more than 1 if each call makes one commit
     progress: Progress  # called during transfers to report progress; set by the caller
 
     # the returned entry contains the sha256 of the bytes that were read from `path`
     def put(self, key: str, path: str) -> Entry: ...
     def put_many(self, files: Files) -> Entries: ...  # at most `batch_files` files per call
     def put_bytes(self, key: str, data: bytes) -> Entry: ...
-    # the folder of the target path must exist
+    # the folder of the local `path` must exist
     def get(self, key: str, path: str, sha256: str | None = None) -> None: ...
     def read(self, key: str) -> bytes: ...
     def sha256(self, key: str) -> str: ...
@@ -94,7 +94,7 @@ class Store(Protocol):
 
 @runtime_checkable
 class Resuming(Protocol):
-    """A store that keeps the parts of an interrupted push, to resume it. The parts are billed but not listed."""
+    """A store that keeps the parts of an interrupted push, to resume it. The parts are billed but `list` omits them."""
 
     def drop_cut(self, folder: str) -> int: ...  # deletes the parts below this folder and returns how many there were
 
@@ -114,7 +114,7 @@ class Versioned(Protocol):
 
     revision: str  # the version to read: a branch or one commit
 
-    # returns this store fixed at one commit: the one that `revision` (a branch or tag) names, or the newest
+    # returns this store pinned to one commit: the one named by `revision` (a branch or tag), or the newest one
     def pinned(self, revision: str = "") -> Store: ...
 
 
@@ -122,7 +122,7 @@ def not_in_store(key: str, url: str) -> NotInStore:
     return NotInStore(
         what=f"{key} is not in {url}.",
         why="The store has no such key.",
-        fix=f"List the store: homing store ls --store {shlex.quote(url)}",
+        fix=f"List the keys in the store: homing store ls --store {shlex.quote(url)}",
     )
 
 
@@ -137,7 +137,7 @@ def wrong_content(key: str, url: str, found: str, expected: str, *, kind: str = 
 def disk_failed(exc: OSError, done: str, key: str, url: str) -> StoreError:
     kind = StoreRefused if isinstance(exc, PermissionError) or exc.errno == errno.EROFS else StoreError
     return kind(
-        what=f"{key or 'The store'} could not be {done} in {url}.",
+        what=f"{key or 'The store'} could not be {done} ({url}).",
         why=f"{type(exc).__name__}: {exc}",
         fix="Check the disk space and the folder's permissions on this computer, then try again.",
     )
@@ -146,7 +146,7 @@ def disk_failed(exc: OSError, done: str, key: str, url: str) -> StoreError:
 PROBES = "homing-probe"  # prefix of the temporary keys that preflight writes and deletes
 
 
-# The names of temporary files: files that World has not renamed yet, and files that `get` has not verified yet.
+# Matches the names of temporary files, which World has not renamed yet or `get` has not verified yet.
 _TEMPORARY_NAME = re.compile(r"\.(tmp-\d+|part)-[0-9a-f]{8}$")
 
 
@@ -159,20 +159,20 @@ def is_temporary_file(name: str) -> bool:
 
 
 def check_key(key: str) -> str:
-    """Return the key, or raise StoreError if it is not a relative path of plain names inside the store."""
+    """Return the key unchanged. Raise StoreError unless it is a relative path made of plain names."""
     parts = key.split("/")
     problem = ""
     if not key:
-        problem = "it is empty"
+        problem = "this key is empty"
     elif any(part in ("", ".", "..") for part in parts):
-        problem = "it is absolute, or has an empty, `.` or `..` part"
+        problem = "this key is absolute, or has an empty, `.` or `..` part"
     elif _UNPLAIN.search(key):
-        problem = "it has a backslash or a control character"
+        problem = "this key has a backslash or a control character"
     elif any(is_temporary_file(part) for part in parts):
-        problem = "its name is reserved for unfinished files"
+        problem = "this name is reserved for unfinished files"
     if problem:
         raise StoreError(
-            what=f"{key!r} cannot be a key in a store.",
+            what=f"{key!r} is not a valid store key.",
             why=f"A key consists of names joined by `/`, but {problem}.",
             fix="Use a key such as runs/NAME/metrics.jsonl",
         )
@@ -180,5 +180,5 @@ def check_key(key: str) -> str:
 
 
 def run_key(run_id: str, *parts: str) -> str:
-    """Return the store key of a file of a run: runs/<id>/<path in the run directory>."""
+    """Return the store key of one of a run's files: runs/<id>/<path in the run directory>."""
     return "/".join((file_names.STORE_RUNS, run_id, *parts))

@@ -1,6 +1,6 @@
 """A store in a folder: `file:/abs/path`, or a Modal Volume that is mounted as a folder in a sandbox.
 
-A folder gives all the guarantees that base lists and needs no account. A key is a path below the root folder. The first
+A folder gives all guarantees listed in base.py and needs no account. A key is a path below the root folder. The first
 write creates the root if the store was opened with `create`. If the root disappears later (unmounted disk, moved
 folder), every call raises, because a missing disk is not an empty store.
 
@@ -122,7 +122,7 @@ class FileStore:
 
     def list(self, prefix: str) -> Entries:
         self._check_root()
-        # Walk only the folder part of the prefix, up to the last slash. The rest of it is the start of a file name.
+        # Walk only the prefix's folder, up to the last slash. The rest of the prefix is the start of a file name.
         folder = prefix.rpartition("/")[0]
         base = os.path.join(self.root, *check_key(folder).split("/")) if folder else self.root
         with self._as_store_error("listed", prefix):
@@ -131,7 +131,7 @@ class FileStore:
             found: Entries = []
             for key in keys:
                 if key.startswith(prefix):
-                    # Do not list a file that was deleted after the walk.
+                    # Omit a file that has been deleted since the walk.
                     with contextlib.suppress(FileNotFoundError):
                         found.append(Entry(key, self._world.size(os.path.join(self.root, key))))
         self._check_root()
@@ -173,7 +173,7 @@ class FileStore:
         return path
 
     def _sweep(self, folder: str) -> None:
-        """Delete unfinished files that killed processes left in a folder. Do this once per folder and opened store."""
+        """Delete unfinished files that killed processes left in a folder, once per folder for each store object."""
         if folder in self._swept:
             return
         self._swept.add(folder)
@@ -237,7 +237,7 @@ class MountedVolume(FileStore):
         check_key(key)
         raise StoreError(
             what=f"{key} cannot be created exclusively from a sandbox.",
-            why="Each of two sandboxes could create it in its own view of the Volume.",
+            why="Two sandboxes could both create it, because each has its own view of the Volume.",
             fix="Run this on your own computer: only home takes leases.",
         )
 

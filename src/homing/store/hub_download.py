@@ -35,11 +35,11 @@ class HubFailed(StoreError):
 def take_from_hub(item: Input, path: str, world: World, notify: Callable[[str, str], None]) -> None:
     """Download `item` to `path` and verify its sha256; raises HubFailed.
 
-    `notify` is called from time to time with the progress, and for every retry.
+    `notify` receives regular progress reports, and a message for every retry.
     """
     taking = _Taking(item, f"{path}.part", world, notify)
     failures, wrong, moved_at = 0, 0, world.monotonic()
-    # A server without range support sends the same bytes again, which is not progress.
+    # A server without range support sends the same bytes again, which must not count as progress.
     furthest = taking.num_bytes
     while True:
         problem, wait_s = taking.resume()
@@ -93,7 +93,7 @@ class _Taking:
         return f"HTTP {answer.status}" + (" and no bytes" if answer.status == 200 else ""), _seconds(asked)
 
     def _start_again_unless_whole(self) -> None:
-        """Discard the partial file if it lacks bytes that were received, as may happen on a full disk."""
+        """Discard the partial file if it lacks received bytes, as can happen when the disk is full."""
         there = self.world.size(self.part) if self.world.exists(self.part) else 0
         if there != self.num_bytes:
             self.throw_away()
@@ -113,7 +113,7 @@ class _Taking:
         return self.num_bytes == self.item.num_bytes and self._hash.hexdigest() == self.item.sha256
 
     def throw_away(self) -> str:
-        """Delete the partial file and return a description of its problem."""
+        """Delete the partial file and return what was wrong with it."""
         found, size = self._hash.hexdigest(), self.num_bytes
         self.world.remove(self.part)
         self.num_bytes, self._hash = 0, hashlib.sha256()

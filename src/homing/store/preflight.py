@@ -1,4 +1,4 @@
-"""Before anything is rented: check that a store works by using it, and find the credentials for the instance.
+"""Before anything is rented, checks a store by using it, and finds the credentials that the instance needs.
 
     the store responds -> it exists -> region and token are right -> write a probe, read it back, try to create it
     twice, delete it
@@ -42,7 +42,7 @@ TO_BE_CREATED = "a launch creates it"  # part of the note that `preflight` retur
 def preflight(url: str, world: World, *, needs_write: bool = True, create: bool = True) -> list[str]:
     """Check the store and return notes for the user. Raise StoreError if the store cannot be used.
 
-    Without `create`, never create a missing store, because a resumed run needs the store that it started with.
+    If `create` is false, never create a missing store, because a resumed run needs the store it started with.
     """
     store = open_store(url, world, create=create and needs_write)
     notes = _look(store, needs_write)
@@ -65,7 +65,7 @@ def _look(store: Store, needs_write: bool) -> list[str]:
     if isinstance(store, VolumeStore):
         return _look_modal(store, needs_write)
     if not needs_write:
-        # A missing folder is no error, because the first push creates it.
+        # A missing folder is not an error, because the first push creates it.
         with contextlib.suppress(StoreError):
             store.list("runs/")
     return []
@@ -81,7 +81,7 @@ def _look_s3(store: S3Store, needs_write: bool) -> list[str]:
     named = address.region or (region_of(address) if connection.is_amazon else "")
     if named and is_inside and named != is_inside:
         raise StoreError(
-            what=f"The bucket of {store.url} is in another region.",
+            what=f"The bucket for {store.url} is in another region.",
             why=f"The bucket {address.bucket} is in {is_inside}, not in {named}.",
             fix=f"Add ?region={is_inside} to the store's address, or set AWS_REGION={is_inside}",
         )
@@ -90,7 +90,7 @@ def _look_s3(store: S3Store, needs_write: bool) -> list[str]:
     if connection.is_temporary:
         notes.append("warning: these credentials are temporary; a run can no longer push once they expire")
     if swept:
-        notes.append(f"aborted {swept} incomplete uploads, idle for more than a day")
+        notes.append(f"aborted {swept} incomplete uploads that had been idle for more than a day")
     return notes
 
 

@@ -108,7 +108,7 @@ def publish(
         if status_of(exc) in (409, 412):
             raise StoreError(
                 what=f"Someone else changed {address.url} in the meantime.",
-                why="You agreed to replace the earlier content, not the new one.",
+                why="You agreed to replace the earlier content, not the new content.",
                 fix="Check what changed, then publish again.",
             ) from exc
         raise connection.raised(exc, "published") from exc
@@ -120,7 +120,7 @@ def publish(
 def _compare(connection: Connection, repo: dict[str, str], folder: str, names: list[str], commit: str) -> int:
     """Compare the files on the Hub with the local files and return their total size.
 
-    Compare all sizes, and the sha256 of large files. Raise StoreError if they differ.
+    Compare all sizes, and the sha256 of large files. Raise StoreError if any file differs.
     """
     try:
         tree = {item.path: item for item in connection.api.list_repo_tree(recursive=True, revision=commit, **repo)}

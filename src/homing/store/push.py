@@ -54,7 +54,7 @@ class Pusher:
     run_name: str
     store: Store
     world: World
-    _pushed_as: dict[str, Stamp] = field(default_factory=dict)  # the stamps of live files when they were last pushed
+    _pushed_as: dict[str, Stamp] = field(default_factory=dict)  # each live file's stamp at its last push
     # Verified checkpoints with the stamp of their manifest, because a run that resumes from an older checkpoint may
     # save the same step again.
     _verified: dict[Step, Stamp] = field(default_factory=dict)
@@ -71,8 +71,8 @@ class Pusher:
     def push_changes(self, *, is_settled: bool = True) -> None:
         """Push everything that has changed since the last pass; used by --watch.
 
-        Without `is_settled`, checkpoints are still being fetched, so retention did not delete those that are missing
-        locally.
+        If `is_settled` is false, checkpoints are still being fetched, so a checkpoint that is missing locally was not
+        deleted by retention.
         """
         self.push_live()
         self.push_checkpoints()
@@ -91,7 +91,7 @@ class Pusher:
             self.mirror_retention()
         self._pushed_as.clear()  # push all live files again, because earlier pushes were not read back
         self.push_live(is_verified=True)
-        # Report a damaged checkpoint as missing only if there is no intact one.
+        # Report damaged checkpoints as missing only if no checkpoint is intact.
         missing = [step for step in self.local_steps() if step not in self._verified and step not in self._damaged]
         if missing or (self._damaged and not self._verified):
             lost = ", ".join(f"{phase} step {step}" for phase, step in missing or self._damaged)
@@ -106,7 +106,7 @@ class Pusher:
     def push_live(self, is_verified: bool = False) -> None:
         """Push changed live files, the heartbeat last.
 
-        When a new heartbeat arrives, everything that it reports is thus already in the store.
+        When a new heartbeat arrives, the store thus already contains everything that the heartbeat reports.
         """
         self._live_at = self.world.monotonic()
         found = [name for name in self._walk() if not name.startswith(f"{file_names.CHECKPOINTS}/")]
@@ -118,7 +118,7 @@ class Pusher:
             self.push_live()
 
     def push_pointers(self) -> None:
-        """Push latest.json and best.json once the checkpoint that they name is complete in the store."""
+        """Push latest.json and best.json once the checkpoints they point to are complete in the store."""
         ready = []
         for name in self._walk():
             parts = name.split("/")
@@ -138,7 +138,7 @@ class Pusher:
         changed = [name for name in found if stamps[name] not in (None, self._pushed_as.get(name))]
         for batch in _batches(changed, self.store.batch_files):
             for name, entry in self._put_those_there(batch):
-                # Keep the stamp that was taken before the push, because logs and heartbeats keep changing.
+                # Record the stamp from before the push, because logs and heartbeats may change during the push.
                 if is_verified and self.store.sha256(entry.key) != entry.sha256:
                     raise _read_back_differs(entry.key, self.store)
                 stamp = stamps[name]
@@ -159,7 +159,7 @@ class Pusher:
     # --- checkpoints ---
 
     def local_steps(self) -> list[Step]:
-        """Return the complete local checkpoints, oldest first. A complete one has a manifest, which is written last."""
+        """Return the complete local checkpoints, oldest first: those with a manifest, because it is written last."""
         return self._ordered(
             (parts[1], step)
             for parts in (name.split("/") for name in self._walk())
@@ -217,7 +217,7 @@ class Pusher:
         return True
 
     def _push_parts(self, folder: str, files: list[FileHash]) -> bool:
-        """Push files of a checkpoint and verify them in the store; return False if they no longer exist locally."""
+        """Push some of a checkpoint's files and verify them; return False if the local checkpoint has been deleted."""
         keys = {file.name: run_key(self.run_id, folder, file.name) for file in files}
         missing = [file for file in files if not self._is_there(keys[file.name], file)]
         if not missing:
@@ -367,7 +367,7 @@ class Pusher:
         return sorted(steps, key=self._order)
 
     def _order(self, step: Step) -> tuple[int, str, int]:
-        """Return a sort key for checkpoints: by phase in the order of the run, then by step."""
+        """Return a sort key that orders checkpoints by their phase's position in the run, then by step."""
         if not self._phases and self.world.exists(self._path(file_names.RUN)):
             try:
                 self._phases = [
@@ -399,7 +399,7 @@ def _folder(phase: str, step: int) -> str:
 
 
 def _sealed(manifest: CheckpointManifest) -> bytes:
-    """Return the manifest as bytes with its own sha256, which is computed while that field is empty."""
+    """Return the manifest as bytes. Its sha256 field contains its own hash, computed while the field is empty."""
     empty = codec.dumps(dataclasses.replace(manifest, sha256=""), indent=1).encode()
     return codec.dumps(dataclasses.replace(manifest, sha256=hashlib.sha256(empty).hexdigest()), indent=1).encode()
 

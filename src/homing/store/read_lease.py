@@ -1,6 +1,6 @@
 """Reads leases in the store: which home owns a run, and which instance may write into its prefix.
 
-    runs/<id>/lease/00000001.json ...    written once by create-if-absent, never changed; the highest number counts
+    runs/<id>/lease/00000001.json ...    written once by create-if-absent, never changed; the highest number wins
 
 Home and the instance use this module; only home takes leases, in cloud/ledger/run_lease.py. Each function raises if the
 store cannot be read, so that an outage never makes an instance look superseded.
@@ -36,7 +36,7 @@ def read_lease(store: Store, run_id: str, number: int) -> Lease | None:
 
 
 def newest(store: Store, run_id: str) -> Lease | None:
-    """Return the current lease, or None. A listing may be out of date, so also try the numbers after its last one."""
+    """Return the current lease, or None. The listing may be stale, so also try the numbers after the last one."""
     prefix = run_key(run_id, file_names.LEASES) + "/"
     listed = [entry.key.removeprefix(prefix).removesuffix(".json") for entry in store.list(prefix)]
     number = max((int(name) for name in listed if name.isdigit()), default=0)
@@ -64,7 +64,7 @@ class Fence:
         self._newest: Lease | None = None
 
     def superseded_by(self) -> Lease | None:
-        """Return the newer lease that names another instance, or None. If there is no newer lease, read only one key.
+        """Return the newer lease that names another instance, or None. Read only one key if there is no newer lease.
 
         If another home adopts the run, its lease names this instance's own mark, so the instance continues.
         """

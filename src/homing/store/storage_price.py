@@ -59,7 +59,7 @@ class Kept:
 
 
 def kept(url: str, num_bytes: int, region: str = "", endpoint: str = "") -> Kept:
-    """Return the size and monthly cost of data in a store. `region` and `endpoint` are defaults for the address."""
+    """Return the size and monthly cost of data in a store. `region` and `endpoint` are used if `url` omits them."""
     scheme = scheme_of(url)
     if scheme == "file":
         return Kept(num_bytes, None, "in your own folder, free of charge")

@@ -1,14 +1,14 @@
 """Sync: the program that moves data between the run directory and the store; started by the agent.
 
     python -m homing.store.sync --boot boot.json --fetch   fetch inputs from the store, and open weights from the Hub,
-                                                           to the work folder, verified
+                                                           into the work folder, and verify them
                                                  --watch   push changes and fetch requests, until terminated
                                                  --once    push everything and read it back; exit 0 only on success
 
 Sync is a separate process in the trainer's environment, so that a store that hangs or an SDK that crashes takes down
 neither the trainer nor the watchdog. In each mode, sync first checks the run's lease: if a newer lease names another
 instance, this instance pushes nothing more. Exit codes: 0 done, 2 wrong usage, 7 store or hash failure,
-names.EXIT_SUPERSEDED.
+file_names.EXIT_SUPERSEDED.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 60.0
 _MISSING_TRIES = 3  # tries before a missing input ends the run
-_FETCHED = "fetched"  # file in the work folder with the hash of the boot.json whose inputs have been fetched
+_FETCHED = "fetched"  # file in the work folder, written after the fetch, that contains the hash of boot.json
 
 
 class Superseded(HomingError):
@@ -87,8 +87,8 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
 def fetch_inputs(boot: Boot, store: Store, world: World) -> None:
     """Fetch every input to its path and verify its hash, unless the correct file is already there.
 
-    Fetch inputs for the run directory, which earlier attempts wrote, only once. This attempt then appends to them or
-    deletes them by retention, and fetching them again would undo its work.
+    Files that earlier attempts wrote to the run directory are fetched only once. This attempt then appends to them, or
+    deletes them under the retention policy, and fetching them again would undo its work.
     """
     pusher = _pusher(boot, store, world)
     world.mkdir(_run_dir(boot))
@@ -99,7 +99,7 @@ def fetch_inputs(boot: Boot, store: Store, world: World) -> None:
             continue
         if world.exists(path) and world.size(path) == item.num_bytes and world.sha256(path) == item.sha256:
             continue
-        # The agent and sync write events before the earlier events are fetched. Put the earlier ones in front.
+        # The agent and sync may have written events before this fetch. They belong after the fetched, earlier events.
         begun = world.read(path) if item.path == f"run/{file_names.EVENTS}" and world.exists(path) else b""
         if begun and hashlib.sha256(begun[: item.num_bytes]).hexdigest() == item.sha256:
             continue
@@ -137,8 +137,8 @@ def _take_from_store(boot: Boot, item: Input, path: str, pusher: Pusher) -> None
             text = f"Cannot fetch {item.path}: {item.key} {wrong} {pusher.store.url}, try {tries} of {_MISSING_TRIES}."
             log.warning("%s", text)
             if tries == _MISSING_TRIES:
-                # On this event the agent ends the run, and no other instance is started, as if the Hub had refused the
-                # weights.
+                # On this event, the agent ends the run and no other instance is started, just as if the Hub had refused
+                # the weights.
                 fix += f" To push it again, run on the computer with the data: homing launch {boot.run_id} --resume"
                 pusher.event("input_missing", f"{text} {fix}", stops=boot.mark)
                 raise
@@ -158,9 +158,9 @@ def _take_from_hub(boot: Boot, item: Input, path: str, pusher: Pusher) -> float:
 
 
 def _kept_at(boot: Boot, item: Input) -> str:
-    """Return the path on the volume at which an input is kept, or "" if it is not kept.
+    """Return the path of an input's cached copy on the volume, or "" if the input is not cached.
 
-    The volume keeps only inputs that the run never changes: shards and tokenizer.
+    The volume caches only inputs that the run never changes: shards and tokenizer.
     """
     folder = boot.bootstrap.inputs_dir if boot.bootstrap else ""
     return os.path.join(folder, item.sha256) if folder and item.path.startswith("data/") else ""
@@ -255,7 +255,7 @@ def _check_lease(boot: Boot, fence: Fence, pusher: Pusher) -> None:
 def _check_lease_if_readable(boot: Boot, store: Store, world: World) -> None:
     """Check the lease, but ignore store errors, because an outage must not make an instance look superseded.
 
-    If the store does not respond, the next operation reports that.
+    If the store does not respond, the next operation reports the error.
     """
     try:
         _check_lease(boot, _fence(boot, store), _pusher(boot, store, world))
@@ -307,5 +307,5 @@ def _run_dir(boot: Boot) -> str:
 if __name__ == "__main__":
     # The agent ends --watch with SIGTERM. Exit normally, so that no partially written file is left in the store.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    redact_crashes()  # a traceback in the log, which is pushed, could contain the store's keys
+    redact_crashes()  # the log is pushed, and a traceback in the log could contain the store's keys
     raise SystemExit(main())

@@ -3,8 +3,8 @@
     source -> lines not sent yet -> sink.log ... -> flush -> record what was sent -> wait -> repeat
 
 The follower retries forever and never blocks a run. The record of what was sent is a list of short hashes, one per
-line. When training rolls back to a checkpoint, the end of metrics.jsonl is cut off and rewritten. The sink is then
-rewound to the first line that differs from the list.
+metrics line. When training rolls back to a checkpoint, the end of metrics.jsonl is cut off and rewritten. The sink is
+then rewound to the first line that differs from the list.
 
 `start` runs a follower as a separate process, one per run and tracker. The files of a follower:
 
@@ -48,7 +48,7 @@ class Following:
     tracker: str
     run_id: str
     name: str  # the run's name in the tracker
-    folder: str  # folder at home with the files of the run's followers
+    folder: str  # folder at home that contains the files of all followers of the run
     files: str  # folder in which the tracker keeps its own files
     run_dir: str = ""  # folder that contains the metrics; "" if they are in `store`
     store: str = ""  # address of the store that contains the metrics
@@ -74,7 +74,7 @@ def is_following(following: Following, world: World) -> bool:
 
 
 class Source(Protocol):
-    """The place from which metrics are read. `read` returns b"" if the file does not exist, and raises if it fails."""
+    """Where the follower reads a run's files. `read` returns b"" if a file does not exist, and raises on failure."""
 
     def read(self, name: str) -> bytes: ...
 
@@ -109,7 +109,7 @@ class Follower:
     what: What
     source: Source
     world: World
-    state_path: Path  # the record of what was sent, from which a restarted follower continues
+    state_path: Path  # file that records what was sent, so that a restarted follower can continue
     open_: Callable[[str, What], Sink] = open_sink
     sent: list[str] = field(default_factory=list)
     sink: Sink | None = None
@@ -119,7 +119,7 @@ class Follower:
         self.sent = _load(self.state_path, self.world)
 
     def follow(self, every_s: float = EVERY_S) -> str:
-        """Follow the run until it has an outcome and all metrics are sent; return the state of the run.
+        """Follow the run until it has an outcome and all metrics are sent; return the run's final state.
 
         Give up after SILENT_S seconds without a new line. Return "" if there is no outcome by then.
         """

@@ -1,7 +1,7 @@
 """The interface of a tracker sink: open -> log each metric -> rewind after a rollback -> flush -> close.
 
 A sink raises whatever its package raises. The follower catches the exception, reopens the sink and sends the metrics
-again. Therefore, sending the same metric twice must do no more harm than drawing a point twice.
+again. Therefore, sending the same metric twice must be as harmless as plotting a point twice.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Sink(Protocol):
     # called after training rolled back to an earlier step; everything from this metric's step on will be logged again
     def rewind(self, metric: Metric) -> None: ...
 
-    def flush(self) -> None: ...  # returns when all logged values are safe
+    def flush(self) -> None: ...  # returns once no logged value can be lost
 
     def close(self, state: str) -> None: ...  # done | failed | stopped, or "" if the run may continue
 
@@ -68,9 +68,9 @@ def check_tracker(name: str, *, verb: str) -> None:
 
 
 def values_of(metric: Metric) -> dict[str, float]:
-    """Return the values of a metric by name, leaving out missing values, phase, step and time."""
+    """Return a metric's values by name, without missing values and without phase, step and time."""
     found = dataclasses.asdict(metric)
-    found.update(found.pop("more"))  # add the values that only this phase has
+    found.update(found.pop("more"))  # add the values specific to this phase
     return {name: float(value) for name, value in found.items() if name not in _PLACE and value is not None}
 
 

@@ -151,7 +151,7 @@ class ToTrackio:
             steps=[m.step for m in self._waiting],
             timestamps=[datetime.datetime.fromtimestamp(m.t, tz=datetime.UTC).isoformat() for m in self._waiting],
             config=self._what.config,
-            # Because of these ids, trackio does not insert the same line twice.
+            # These ids prevent trackio from inserting the same line twice.
             log_ids=[f"{self._what.run_id}-{m.phase}-{m.step}-{m.t}" for m in self._waiting],
             run_id=self._what.run_id,
         )
@@ -166,7 +166,7 @@ _START_S = 60.0
 
 
 def mode_of(environment: dict[str, str]) -> str:
-    """Return WANDB_MODE if set, else "online", or "offline" without a key: a prompt for one would block forever."""
+    """Return WANDB_MODE if set, else "online" if there is a key, else "offline": a key prompt would block forever."""
     return environment.get(MODE_ENV) or ("online" if environment.get(KEY_ENV) else "offline")
 
 

@@ -46,7 +46,7 @@ __all__ = ["make_app", "serving"]
 
 NUM_WAITING = 8  # number of requests that may wait while another one is being answered
 MAX_BODY_BYTES = 4 * 1024 * 1024
-_JSON_BYTES = 6  # maximum number of JSON bytes per byte of text, which a control character needs when it is escaped
+_JSON_BYTES = 6  # maximum number of JSON bytes per byte of text, reached by an escaped control character
 _ENVELOPE_BYTES = 256 * 1024  # maximum size of everything in a request except its text: names, roles and settings
 _BODY_S = 60.0
 _RETRY_S = "5"
@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 def serving(
     session: GenerationSession, sock: socket.socket, *, token: str, hosts: list[str], defaults: Defaults
 ) -> Iterator[Server]:
-    """Serve the model until the `with` block ends. The socket comes from `loopback_server.listen`."""
+    """Serve the model until the `with` block ends. The socket comes from `threaded_server.listen`."""
     worker = Worker(num_waiting=NUM_WAITING)
     app = make_app(session, worker, token=token, hosts=hosts, defaults=defaults)
     server = Server(app, sock, worker.close, "homing-serve")
@@ -213,7 +213,7 @@ class _Routes:
             f" {self._session.context:,} tokens."
         )
         field = "prompt" if wanted.messages is None else "messages"
-        # Send status 400, the default, because clients that truncate long prompts look for it.
+        # Send status 400, the default, because clients that truncate long prompts check for it.
         return Refusal(message, param=field, code="context_length_exceeded")
 
     def _check_token(self, request: Request) -> None:

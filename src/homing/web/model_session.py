@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GenerationSession", "GivenUp", "Settings", "Spoken", "TooLong", "up_to_stop"]
 
-_FIRST_PART = 1 << 14  # number of characters that are encoded at first
+_FIRST_PART = 1 << 14  # length in characters of the first prefix that is encoded
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class GenerationSession:
         return self._prompter is not None
 
     def check_bytes(self, texts: Iterable[str]) -> None:
-        """Raise TooLong if the texts could not fit however they are tokenized. The texts are not encoded for this."""
+        """Raise TooLong if the texts are too long for the context under any tokenization, without encoding them."""
         num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         if num_bytes > self.max_prompt_bytes:
             longest = self.max_prompt_bytes // self.context
@@ -150,7 +150,7 @@ def _counted(ids: Iterator[int], spoken: Spoken, is_wanted: Callable[[], bool]) 
 def up_to_stop(chunks: Iterable[str], stops: Sequence[str]) -> Generator[str, None, bool]:
     """Yield the text before the first stop string, which may span several chunks; return whether there was one.
 
-    Hold back text that may be the beginning of a stop string until the following text decides it.
+    Hold back text that may be the beginning of a stop string until more text shows whether it is.
     """
     held = ""
     for piece in chunks:

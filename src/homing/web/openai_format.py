@@ -22,9 +22,9 @@ __all__ = ["Answer", "Defaults", "Refusal", "Wanted", "event", "read_body", "rea
 Body = dict[str, Any]
 
 _KNOWN = {"model", "stream", "stream_options", "max_tokens", "temperature", "top_k", "seed", "stop"}
-# Fields that never change the answer: they say who sends the request and why, and how it is billed and stored.
+# Fields that never change the answer: they identify the request's sender and purpose, or control billing and storage.
 _HARMLESS = {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
-# Unsupported field -> the values with which the field changes nothing.
+# Unsupported field -> the values that have no effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -43,7 +43,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
 }
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_COLDEST = 1e-6  # lowest temperature: sampling is already greedy there, and far below, dividing the logits overflows
+_COLDEST = 1e-6  # below this, use 0: sampling is already greedy, and dividing logits by a tiny number overflows
 _MAX_STOPS = 4
 _MAX_STOP_LETTERS = 1_000
 

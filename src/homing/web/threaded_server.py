@@ -24,8 +24,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 __all__ = ["HEADERS_S", "MOST_OPEN", "MOST_PER_CLIENT", "Server", "hosts_for", "listen"]
 
-# Seconds within which the headers of a request must be complete, counted from its first byte, or for the first request
-# from the time of the connection.
+# Time limit for receiving a request's headers, in seconds. It starts at the request's first byte, or for the first
+# request, when the client connects.
 HEADERS_S = 10.0
 # The maximum number of open connections. A browser needs a handful. Without a limit, a thousand connections that never
 # finish their headers would use up all file descriptors, and the server could not respond to anyone.
@@ -33,7 +33,7 @@ MOST_PER_CLIENT = 128
 MOST_OPEN = 256
 _BACKLOG = 64  # number of connections that may arrive at once, before the server can close older ones to make room
 
-# How many seconds a shutdown waits for clients that do not read their responses, which have all been cancelled.
+# A shutdown cancels all responses, and then waits at most this many seconds for clients to read what was sent.
 _GRACE_S = 5
 
 
@@ -87,7 +87,7 @@ class Server:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def wait(self) -> None:
-        """Wait until the server stops, and raise its exception. Without a call of `end`, it stops only if it fails."""
+        """Wait until the server stops, and raise its exception. Unless `end` is called, it stops only if it fails."""
         self._is_over.wait()
         if self.failure is not None:
             raise self.failure
@@ -123,7 +123,7 @@ class _Connection(H11Protocol):
         others = [cast(_Connection, each) for each in self.connections]
         same = [each for each in others if each._host == self._host]
         for group, most in ((same, MOST_PER_CLIENT), (others, MOST_OPEN)):
-            # Skip connections that were closed in this iteration of the event loop, which are still in the set.
+            # Skip connections closed in this iteration of the event loop, because the set still contains them.
             open_ = [each for each in group if not each.transport.is_closing()]
             if len(open_) > most:
                 waiting = [each for each in open_ if each._is_waiting and each is not self]

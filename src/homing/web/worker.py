@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 __all__ = ["QueueFull", "Text", "Worker"]
 
-# A function that yields the chunks of a text. Its argument is a function that says whether the text is still wanted.
-# The first chunk is empty, and means that the prompt has been encoded and fits into the context.
+# A function that yields the chunks of a text. Its argument is a function that returns whether the text is still wanted.
+# The first chunk is empty, and signals that the prompt has been encoded and fits into the context.
 Work = Callable[[Callable[[], bool]], Iterator[str]]
 
 
@@ -38,12 +38,12 @@ class Text:
         return not self._given_up.is_set()
 
     def cancel(self) -> None:
-        """Stop generating at the next token, or never start. For the reader, the text ends at once."""
+        """Stop generating at the next token, or never start. The reader sees the end of the text at once."""
         self._given_up.set()
         self._send(None)
 
     async def accepted(self) -> None:
-        """Return when the request has been accepted or cancelled. Raise the exception of the work if that failed.
+        """Return when the request has been accepted or cancelled. If the work failed, raise its exception.
 
         Consume the first chunk, which is empty.
         """

@@ -1,4 +1,4 @@
-"""boot.json: the configuration that an instance gets at start.
+"""boot.json: the configuration that an instance receives at startup.
 
 The agent reads only its own part, which boot_json_agent.py defines. This module adds the parts for the programs that
 the agent starts: the store and the inputs for sync, the requirements of a bare machine for the bootstrap, and the
@@ -36,7 +36,7 @@ class Bootstrap:
     code_sha256: str = ""
     code_dir: str = ""
     lock: List[str] = field(default_factory=list)  # requirements (name==version --hash=...) except torch
-    torch: str = ""  # torch==version, installed unless the version in the image is in torch_range (from, below)
+    torch: str = ""  # torch==version, installed unless the image's version is in torch_range (minimum, upper bound)
     torch_lock: List[str] = field(default_factory=list)  # requirements with hashes for torch and all its dependencies
     uv: str = ""  # requirement uv==version --hash=..., installed if uv is needed but missing
     torch_range: List[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Bootstrap:
     # names by which the driver may report the GPU, reduced to a-z and 0-9
     gpu_names: List[str] = field(default_factory=list)
     num_gpus: int = 0
-    may_add: bool = False  # whether system packages may be installed, because nobody else will use the machine
+    may_add: bool = False  # whether system packages may be installed; true if nobody else uses the machine
     inputs_dir: str = ""  # folder on a volume that keeps inputs by hash, so that later instances need not fetch them
     probe_argv: List[str] = field(default_factory=list)
     probe_floor: Dict[str, float] = field(default_factory=dict)  # measurement -> the lowest acceptable value
@@ -68,7 +68,7 @@ class Boot(Orders, _Run):  # _Run must be the last base: its fields have no defa
     fence: int = 0  # number of the lease under which the instance was launched; 0 if there is no lease
     notice_url: str = ""  # URL at which the provider announces a preemption; any 200 response is a notice
     notice_token_url: str = ""  # URL whose PUT returns the token for notice_url, as in EC2's metadata service
-    # phase -> planned tokens per second; the instance counts as slow below a third of this
+    # phase -> planned tokens per second; below a third of this, the instance is considered slow
     planned_speeds: Dict[str, float] = field(default_factory=dict)
     on_divergence: str = "alert"  # alert | stop
     on_slow: str = "alert"  # alert | stop

@@ -1,6 +1,6 @@
-"""The agent's part of boot.json. It holds no secrets and no provider code.
+"""The agent's part of boot.json. It contains no secrets and no provider code.
 
-How to end billing is data: one command or one HTTP request, which the provider's adapter writes. So the agent can end
+The method of ending billing is data: a command or HTTP request written by the provider's adapter. So the agent can end
 any instance without knowing its provider. The commands that the agent starts are data too, so the agent knows neither
 the trainer nor the store."""
 

@@ -39,7 +39,7 @@ class Stage:
     step: int = 0
     num_tokens: int = 0
     val_loss: Optional[float] = None
-    data_sha256: str = ""  # sha256 of the manifest of the training data
+    data_sha256: str = ""  # sha256 of the training data's manifest
     config_sha256: str = ""
 
 
@@ -79,7 +79,7 @@ def reported_checkpoint(manifest: CheckpointManifest) -> str:
 class Pointer:
     """The content of latest.json and best.json in checkpoints/<phase>/.
 
-    The file names a step. It is not a symlink, because not every store could keep one.
+    Each file names a step. They are not symlinks, because not every store supports symlinks.
     """
 
     step: int

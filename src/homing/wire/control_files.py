@@ -32,7 +32,7 @@ class Control:
 @record("request", 1)
 @dataclass(frozen=True)
 class Request:
-    """The content of request.json, which home writes into the run's prefix in the store. The highest serial counts."""
+    """The content of request.json, which home writes into the run's prefix in the store. The highest serial wins."""
 
     serial: int
     stop: bool = False

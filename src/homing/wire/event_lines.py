@@ -1,4 +1,4 @@
-"""The content of events.jsonl, metrics.jsonl and outcome.json. Every view of a run is built from the first two."""
+"""The content of events.jsonl, metrics.jsonl and outcome.json. Views of a run are built from the first two files."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ class Outcome:
     step: int = 0
     t: float = 0.0
     is_final: bool = False  # True if no further attempt is needed
-    is_preempted: bool = False  # True if the instance was taken away and the run resumes on another one
+    is_preempted: bool = False  # True if the instance was preempted and the run resumes on another instance
     log_tail: str = ""  # the trainer's last log lines, if it failed

@@ -24,14 +24,14 @@ LATEST = "latest.json"
 BEST = "best.json"
 TRAINER_LOCK = ".trainer.lock"  # locked while a trainer runs in the folder; remains as evidence that a trainer ran
 STARTER_FD_ENV = "HOMING_STARTER_FD"  # file descriptor of a pipe that closes when the trainer's parent process ends
-# the run's name as the user typed it, with the options that change its run file, for the trainer's messages
+# for the trainer's messages: the run's name as the user typed it, and any options that change the run file
 TYPED_ENV = "HOMING_TYPED"
 PUSHED = "pushed.json"
 BOOT = "boot.json"
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
-CHAT_TEMPLATE = "chat_template.jinja"  # chat template in newer tools; older ones store it in tokenizer_config.json
+CHAT_TEMPLATE = "chat_template.jinja"  # where newer tools keep the chat template; older tools use tokenizer_config.json
 TURNS = "turns.json"  # the text that the chat template puts around messages, for a trainer without a template engine
 GENERATION = "generation_config.json"  # the recommended sampling settings and stop tokens of open weights
 WEIGHTS = "model.safetensors"
@@ -45,7 +45,7 @@ STORE_OBJECTS = "objects"
 STORE_RUNS = "runs"
 STORE_MODELS = "models"
 RECORD = "record.json"
-LEASES = "lease"  # folder in the run's folder that contains 00000001.json and so on
+LEASES = "lease"  # subfolder of the run's folder for its leases: 00000001.json and so on
 
 
 def step_dir(step: int) -> str:

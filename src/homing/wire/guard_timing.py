@@ -5,7 +5,7 @@
                   |<------------------------------- reserve ------------------------------------->|
 
 At a given rate, the spend limit corresponds to a number of seconds, so money and time share one axis, and the limit
-that comes first counts. Each guard waits for the one before it, which knows more and can save more data."""
+that comes first applies. Each guard waits for the one before it, which has more information and can save more data."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import math
 from decimal import Decimal
 from typing import Optional
 
-# The fraction of the reserve that is still left when a guard acts.
+# The fraction of the reserve that remains when each guard acts.
 LAND, KILL, END, DEAD_MAN, GUARD, PROVIDER = 1.0, 0.5, 0.3, 0.2, 0.12, 0.05
 STOP_GRACE_S = 120.0
 PUSH_RESERVE_S = 120.0
-# the reserve is at most this fraction of the whole time, so that a run with a small limit still trains
+# the reserve is at most this fraction of the total time, so that a run with a small limit still trains
 RESERVE_FRACTION = 0.1
-# The guards from END on have at least this reserve in seconds, because checking, killing and starting the command that
-# ends billing take time.
+# For END and later guards, a smaller reserve is raised toward this many seconds, because checking, killing and starting
+# the command that ends billing take time.
 SMALL_RESERVE_S = 40.0
 
 

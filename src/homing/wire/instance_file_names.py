@@ -20,7 +20,7 @@ METRICS = "metrics.jsonl"
 OUTCOME = "outcome.json"
 LOGS = "logs"
 
-# Event kinds by which sync reports the state of the store to the agent.
+# Event kinds with which sync reports the store's state to the agent.
 STORE_REFUSES = "store_refuses"  # a refusal that seems permanent: no permission, no bucket, an expired token
 PUSH_RECOVERED = "push_recovered"
 
@@ -32,5 +32,5 @@ EXIT_STOPPED = 75
 # The exit code of store.sync if a newer lease names another instance. This instance must then push nothing more.
 EXIT_SUPERSEDED = 76
 
-# Environment variable of every process on our instances. The local and ssh providers use it to find their processes.
+# Environment variable of every process on our instances; the local and ssh providers use it to find those processes.
 MARK_ENV = "HOMING_MARK"

@@ -1,6 +1,6 @@
 """Defines run.json, the resolved run. `config` writes it at home; the trainer reads no other configuration.
 
-Every value is final: derived, checked and in base units. `origin` says where each value came from.
+Every value is final: derived, checked and in base units. `origin` records where each value came from.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Base:
     """The open weights from which the run starts."""
 
     address: str  # hf:OWNER/NAME@COMMIT, or the folder as the user typed it
-    # folder with config.json and the weights except hub_files, relative to the run directory; "" until fetched
+    # folder with config.json and all weights except hub_files, relative to the run directory; "" until fetched
     dir: str
     dtype: str = ""  # dtype of the weights according to config.json: bfloat16, ...
     licence: str = ""
@@ -166,14 +166,14 @@ class Lora:
 
 @dataclass(frozen=True)
 class PhaseData:
-    """Training data of a phase, if it is not the text of the run."""
+    """A phase's own training data, used instead of the run's text."""
 
     kind: str  # text | chat
     dir: str  # folder with manifest.json and shards; relative to the run directory unless absolute
     manifest_sha256: str = ""  # "" until prepared
     num_train_tokens: int = 0
     num_val_tokens: int = 0
-    question: str = ""  # the first question of a user in the chat data
+    question: str = ""  # the first user question in the chat data
 
 
 @dataclass(frozen=True)
@@ -193,12 +193,12 @@ class Phase:
     keep_last: int  # number of checkpoints kept in addition to the best one
     init_from: str = ""  # a checkpoint folder to start from; "" for fresh weights
     init_base: str = ""  # if init_from contains an adapter, the folder with the weights on which it was trained
-    data: Optional[PhaseData] = None  # the phase's own data; None if it trains on the text of the run
+    data: Optional[PhaseData] = None  # the phase's own data; None if it trains on the run's text
     lora: Optional[Lora] = None  # used by the methods lora and qlora
     rl: Optional[Rl] = None  # used by phases of kind rl
     recompute: str = "none"  # none | half | all: how many blocks recompute their activations instead of keeping them
     offload: str = "none"  # none | optimizer: what is kept in host memory instead of GPU memory
-    sample_prompts: List[str] = field(default_factory=list)  # prompts for samples; if empty, those of the run are used
+    sample_prompts: List[str] = field(default_factory=list)  # prompts for samples; if empty, the run's prompts are used
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class Train:
     # True on a rented GPU, so that the trainer fails if it sees no GPU, instead of using the CPU
     needs_gpu: bool = False
     attention: str = "auto"  # auto | cudnn | flash | efficient | math
-    graphs: str = "auto"  # auto | on | off: whether to run micro-batches as CUDA graphs; default as in the run file
+    graphs: str = "auto"  # auto | on | off: whether to run micro-batches as CUDA graphs; same default as the run file
     is_deterministic: bool = False
     num_threads: int = 0  # number of CPU threads; 0 for as many as the machine has
     num_ranks: int = 0  # number of training processes, one per GPU; 0 for as many as there are GPUs
@@ -248,7 +248,7 @@ class Ssh:
     user: str = ""  # user name on the host; if empty, the local user name
     port: int = 22
     key_file: str = ""  # path of a private key; if empty, ssh uses its default keys
-    host_key: str = ""  # the host's public key (TYPE BASE64); if empty, the one in known_hosts or confirmed by the user
+    host_key: str = ""  # the host's public key (TYPE BASE64); if empty, a key in known_hosts or confirmed by the user
     known_hosts: str = "~/.ssh/known_hosts"
     work_dir: str = ".homing"  # folder on the host; a relative path is relative to the user's home directory
     rate_usd_per_hour: str = "0.36"
@@ -274,7 +274,7 @@ class RunInput:
     path: str  # path relative to the instance's data folder
     source: str  # path at home, or hf:OWNER/NAME@COMMIT/FILE if the instance downloads the file from the Hub
     sha256: str
-    num_bytes: int = 0  # size of a file on the Hub, because it may not exist at home; otherwise 0
+    num_bytes: int = 0  # size if the file is on the Hub, because home may have no copy; otherwise 0
 
 
 @record("run", 1)

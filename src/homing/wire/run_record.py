@@ -1,4 +1,4 @@
-"""The run's record in the store, which allows another computer to adopt the run, and the run's leases."""
+"""The run's leases, and its record in the store, which allows another computer to adopt the run."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Attempt:
     # the computer and the home folder that launched the instance; the files of a `local` instance are in that home
     host: str = ""
     home: str = ""
-    # the provider account that rented the instance, which keys of other accounts cannot see
+    # the provider account that rented the instance; other accounts' keys cannot see the instance
     account: Optional[str] = None
 
 
 @record("lease", 1)
 @dataclass(frozen=True)
 class Lease:
-    """The content of runs/<id>/lease/<number>.json, which create-if-absent writes once. The highest number counts.
+    """The content of runs/<id>/lease/<number>.json, written once by create-if-absent. The highest number wins.
 
     A lease says which home owns the run and which instance may write into the run's prefix. An instance with a
     different mark has been superseded: it ends its own billing and writes nothing more.
@@ -45,7 +45,7 @@ class Lease:
     host: str  # host name of the owner's computer, for display
     mark: str  # mark of the instance that may write to the store; "" if there is none
     t: float
-    nonce: str = ""  # random value by which a process recognizes its own lease, even if the response was lost
+    nonce: str = ""  # random value by which a process recognizes its own lease, even if the store's response was lost
 
 
 @record("run-record", 1)

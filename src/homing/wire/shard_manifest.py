@@ -1,4 +1,4 @@
-"""Defines manifest.json next to token shards: what they contain, how much, from which text, and their hashes.
+"""Defines manifest.json, which lists a folder's token shards with their sizes, source texts and hashes.
 
 A shard `train-00000.bin` contains only tokens, little-endian, of type `dtype`: concatenated documents, each preceded
 by <|endoftext|>, or by the special tokens of the model family that the tokenizer comes from. `train-00000.idx` contains

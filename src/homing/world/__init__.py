@@ -4,7 +4,7 @@
     home        World(Machine): adds what home and the store need
     retries     Retries: how many times a call is tried, and how long to wait in between
 
-The simulator subclasses World. In each method, it may switch to another process, fail, or kill the caller. Code that
+The simulator subclasses World. Each of its methods may switch to another process, fail, or kill the caller. Code that
 takes a `world` does not use `time`, `open`, `os`, `subprocess`, `sqlite3` or `urllib` directly, so that a failure
 scenario can be replayed exactly from its seed.
 """

@@ -139,7 +139,7 @@ class Machine:
         except FileNotFoundError:
             return False
         except OSError:
-            return True  # also if the file system does not support locks, so that no process is considered dead
+            return True  # also if locks are not supported, so that no live process is mistaken for a dead one
         return False
 
     # --- processes ---
@@ -189,7 +189,7 @@ class Machine:
         return dict(os.environ)
 
     def marked(self, variable: str, prefix: str) -> List[Tuple[Process, str]]:
-        """Return the live processes whose environment `variable` starts with `prefix`, each with its value."""
+        """Return the live processes whose environment `variable` starts with `prefix`, and the variable's value."""
         seen = _seen_in_proc() if os.path.isdir("/proc/self") else self._seen_by_ps()
         found = [
             (process, word) for process, words in seen for word in words if word.startswith(f"{variable}={prefix}")
@@ -206,7 +206,7 @@ class Machine:
     # --- network ---
 
     def http(self, request: HttpRequest) -> HttpResponse:
-        """Return the response, whatever its status, without following redirects. Without one, raise NetworkError."""
+        """Return the response, whatever its status; do not follow redirects. Raise NetworkError if none arrives."""
         req = urllib.request.Request(request.url, request.body or None, request.headers, method=request.method)
         try:
             with opener.open(req, timeout=request.timeout_s) as reply:
@@ -248,7 +248,7 @@ def sync_folder_of(path: PathLike) -> None:
 
 class _Child(subprocess.Popen):  # type: ignore[type-arg]  # Popen[bytes] needs Python 3.9
     def __del__(self) -> None:
-        pass  # suppress the warning of subprocess about a child that outlives its parent, as ours are meant to do
+        pass  # suppress the warning about a child that outlives its parent, because our children are meant to
 
 
 # Child processes by pid, kept so that poll() can reap them without racing the interpreter's own clean-up.

@@ -18,7 +18,7 @@ class Retries:
     longest_s: float = math.inf
 
     def attempts(self, world: Machine) -> Iterator[bool]:
-        """Yield once per try, and pause between two tries. The value is True for the last try."""
+        """Yield once per try, and pause between tries. The yielded value is True for the last try."""
         for number in range(1, self.tries + 1):
             yield number == self.tries
             if number < self.tries:

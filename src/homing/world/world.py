@@ -195,7 +195,7 @@ class World(Machine):
         deadline = time.monotonic() + timeout_s
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        return list(answers)  # return a copy, which results that arrive late do not change
+        return list(answers)  # return a copy, so that late results cannot change it
 
     # --- network ---
 
@@ -276,7 +276,7 @@ class Database:
     def execute(self, *statements: tuple[str, Sequence[Any]]) -> list[dict[str, Any]]:
         """Run the statements in one transaction; return the rows of the last statement. SQLite's errors become OSError.
 
-        If the database does not exist, a CREATE statement creates it. Without one, FileNotFoundError is raised.
+        A missing database is created if any statement is a CREATE statement; otherwise, raise FileNotFoundError.
         """
         with self._errors():
             try:
@@ -345,7 +345,7 @@ class Database:
             connection.text_factory = _as_text
             if is_alone:
                 connection.execute("PRAGMA locking_mode=EXCLUSIVE")
-            with contextlib.suppress(sqlite3.OperationalError):  # another process is switching the mode now
+            with contextlib.suppress(sqlite3.OperationalError):  # another process is switching the journal mode
                 connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
             return _transact(connection, statements)

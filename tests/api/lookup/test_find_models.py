@@ -135,7 +135,7 @@ def test_a_phase_comes_from_the_run_that_has_it_with_a_note(
     assert capsys.readouterr().err == f"{rl.name} has no sft checkpoint: using {sft}\n"
     with pytest.raises(DataError) as caught:
         find_model("ll", phase="mid")
-    assert "checkpoints of: rl" in caught.value.why
+    assert "Phases with checkpoints: rl" in caught.value.why
     for name, phase in (("ll", "pretrain"), ("ll-mid", "mid")):
         folder = weights(tmp_path / "models" / name)
         manifest = CheckpointManifest("ll", "ll-1", phase, 4, 1, True, "", 7, [])
@@ -212,7 +212,7 @@ def test_a_run_file_with_another_name_inside_means_that_run_and_a_copy_that_kept
     Path("runs/gg.yaml").write_text("name: goethe\n")
     base = fetched("models/goethe", "goethe", "pretrain", 12)
     assert find_model("gg") == base
-    assert "runs/gg.yaml is the run goethe." in capsys.readouterr().err
+    assert "runs/gg.yaml describes the run goethe." in capsys.readouterr().err
     Path("runs/goethe.yaml").write_text("name: goethe\n")
     with pytest.raises(UsageError) as caught:
         find_model("gg")
@@ -323,7 +323,7 @@ def test_without_a_name_the_newest_model_of_this_folder_is_taken_with_a_note(
     os.utime(own, (1, 1))
     os.utime(reference, (9, 9))
     assert own in find_model(None).parents, "older than the other folder's, and this one's"
-    assert f"{own}: the newest finished model of this folder." in capsys.readouterr().err
+    assert f"Using {own}, the newest finished model from this folder." in capsys.readouterr().err
     fetched = weights(Path("models/moss"))
     os.utime(fetched, (2, 2))
     assert find_model(None) == fetched
@@ -334,10 +334,10 @@ def test_without_a_name_and_a_model_here_models_elsewhere_are_named(tmp_path: Pa
         run = run_with(homing_home / "runs" / f"moss-2026010{number}-120000-aaaa")
         begun_in(run, tmp_path / f"there{number}")
         os.utime(run, (number, number))
-    with pytest.raises(DataError, match="No trained model of this folder") as caught:
+    with pytest.raises(DataError, match="No trained model from this folder") as caught:
         find_model(None)
     assert caught.value.why.startswith(
-        f"Models of other folders: moss-20260106-120000-aaaa ({tmp_path / 'there6'}), moss-"
+        f"Models from other folders: moss-20260106-120000-aaaa ({tmp_path / 'there6'}), moss-"
     )
     assert caught.value.why.count("moss-") == 5
     assert caught.value.fix.endswith(": moss-20260106-120000-aaaa")

@@ -72,7 +72,7 @@ def test_a_run_of_another_folder_is_not_brought_here_under_the_name_of_this_fold
         assert f"{reference} was started in {w}; this is {x}." in refused.err
         assert (
             f"homing {argv[0]} {reference}{' --spend 3' * (argv[0] == 'limit')}   "
-            "For the run of this folder: homing plan moss" in refused.err
+            "For the run file in this folder: homing plan moss" in refused.err
         )
     assert not Path("models").exists()
     assert f"use its id: homing fetch {reference}" in cli("chat", "moss").err
@@ -83,7 +83,7 @@ def test_a_run_of_another_folder_is_not_brought_here_under_the_name_of_this_fold
         done = cli(verb, "moss")
         assert done.code == 0
         assert (
-            f"warning: {reference} was started in {w}; runs/moss.yaml of this folder has not been launched yet."
+            f"warning: {reference} was started in {w}; runs/moss.yaml in this folder has not been launched yet."
             in done.err
         )
 
@@ -178,7 +178,7 @@ def test_what_changes_or_ends_a_run_of_another_folder_wants_its_id_which_works_f
             assert f"{reference} was started in {w}; this is {Path.cwd()}." in refused.err
             assert f"homing {argv[0]} {reference}" in refused.err, "the very command"
         if not has_run_file:
-            assert "A name selects a run of this folder, and none is called moss." in refused.err
+            assert "A name selects a run started in this folder, and none of them is called moss." in refused.err
         (line,) = Home(homing_home, World()).ledger.lines(reference)
         assert line.destroyed_at is None, "it is not destroyed"
         assert f"Stop it: homing stop {reference}" in cli("status", reference).err, "what is said to type is what works"
@@ -243,7 +243,7 @@ def test_a_copied_run_file_that_kept_the_name_is_refused_and_a_renamed_one_means
     assert cli("status", "moss").code == 0
     Path("runs/moss.yaml").unlink()
     assert cli("status", "gg", "--json").json["name"] == "moss"
-    assert "warning: runs/gg.yaml refers to run moss, because of its name: key." in cli("plan", "gg").err
+    assert "warning: runs/gg.yaml refers to run moss, because it sets name: moss." in cli("plan", "gg").err
 
 
 @pytest.mark.slow
@@ -261,7 +261,7 @@ def test_a_run_under_another_name_is_begun_again_from_the_file_that_it_was_begun
     copy = homing_home / "runs" / said.json["run"] / file_names.RUN_FILE
     assert f"start a new run: homing launch {copy} --name walk" in cli("launch", "walk", "--resume").err
     changed = cli("plan", "walk").err
-    assert f"Its file is gone or has changed; a copy: {copy}" in changed
+    assert f"Its run file was deleted or has changed. homing kept a copy: {copy}" in changed
     assert f"instead of walk: {copy}" in changed
     monkeypatch.chdir(tmp_path)
     elsewhere = cli("plan", "walk")

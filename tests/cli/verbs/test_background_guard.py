@@ -65,6 +65,6 @@ def test_it_ends_when_nothing_bills_and_no_launch_counts_on_it_from_then_on(
     monkeypatch.setattr("homing.api.runs.guard_runs.IDLE_S", 0.0)
     said = cli("guard", "--while-billing", "--every", "1s")
     assert said.code == 0
-    assert "Nothing is billing: this guard exits." in said.err
+    assert "Nothing is billing, so this guard exits." in said.err
     assert not is_on_duty(Home(homing_home, World()))
     assert cli("runs", "--json").json["guard"] is None

@@ -212,10 +212,10 @@ def test_prep_makes_text_and_chat_shards_and_check_and_show_accept_the_run(homin
     assert "unchanged" in err
     assert "chats.jsonl: form" not in err, "notes of an earlier check are repeated with -v only"
     _, _, err = homing("prep", "joe", "-v")
-    assert "chats.jsonl: form list, 20 lines, 20 kept" in err
+    assert "chats.jsonl: format list, 20 lines, 20 kept" in err
     assert "2 times per epoch" in err
     _, _, err = homing("data", "show", "joe", "--number", "19")
-    assert "That was the last. Next: homing verify joe" in err
+    assert "That was the last conversation. Next: homing verify joe" in err
     code, out, err = homing("data", "show", "joe")
     assert code == 0
     assert "Next: homing data show joe --number 2" in err

@@ -77,7 +77,7 @@ def test_a_word_that_may_be_a_volume_at_a_provider_who_cannot_be_asked_may_bill(
     home = Home(homing_home, world)
     assert find_resources(home, "v-000002") == []
     monkeypatch.setattr(world, "http", cut)
-    with pytest.raises(StillBilling, match="could not be checked"):
+    with pytest.raises(StillBilling, match="could not check whether"):
         find_resources(home, "v-000002")
 
 
@@ -288,4 +288,4 @@ def test_destroy_names_what_it_removed_from_the_store_and_no_verb_restores_the_r
         assert [path.name for path in folder.rglob("*") if path.is_file()] == [], verb
     again = cli("destroy", "moss", "--stored", "--yes", "--json")
     assert again.json["removed"] == {}
-    assert f"{run.store} has no files of {run.id}." in cli("destroy", "moss", "--stored", "--yes").err
+    assert f"{run.store} has no files for {run.id}." in cli("destroy", "moss", "--stored", "--yes").err

@@ -166,7 +166,7 @@ def test_text_that_one_run_held_out_may_have_been_read_by_the_other(
     make_checkpoint(tmp_path / "models" / "other", tmp_path / "data" / "more")
     code, _, err = homing("--compare", "tiny", "other")
     assert code == 0
-    assert "warning: the text is held out for tiny; other has other data and may have trained on it." in err
+    assert "warning: the text is held out for tiny; other used other data and may have trained on it." in err
 
 
 @pytest.mark.acceptance(100)
@@ -178,7 +178,7 @@ def test_made_up_tasks_fit_a_context_of_128_without_a_flag(homing: Homing, answe
     assert measured["counts"]["too_long"] == 0
     new_tokens = measured["settings"]["new_tokens"]
     assert 16 <= new_tokens < 128
-    assert f"Answers are limited to {new_tokens} tokens by the context of 128." in err
+    assert f"The context of 128 tokens limits answers to {new_tokens} tokens." in err
 
 
 def test_the_flags_of_answers_are_heeded_with_made_up_tasks(homing: Homing, answering: Path) -> None:

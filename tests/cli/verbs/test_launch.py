@@ -347,7 +347,7 @@ def test_launch_selects_by_number_and_shows_the_extra_cost_of_a_choice(
     assert said.code == 0
     assert "Select instance [1-2] or 'q' to quit:" in said.err
     assert "'7' is not one of the choices" in said.err
-    assert "more to finish the run than the cheapest, local left" in said.err
+    assert "more than on the cheapest, local left" in said.err
     assert "at $0.40/h, limit $1.00?" in said.err
     assert "Nothing was started" in said.err
 

@@ -83,7 +83,7 @@ def test_the_presets_own_text_may_come_later(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert homing(monkeypatch, "new", "a", "--from", "tiny") == 0
-    assert "put yours there" in capsys.readouterr().err
+    assert "put your text there" in capsys.readouterr().err
 
 
 def test_an_existing_file_is_written_over_only_with_force(

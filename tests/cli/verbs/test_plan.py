@@ -176,9 +176,9 @@ def test_the_next_command_names_the_run_as_it_was_named(cli: Homing) -> None:
 def test_what_would_take_days_on_this_computer_is_sent_on_to_a_rented_one(cli: Homing) -> None:
     long = ("--set", "phases.0.steps=200000000")
     said = cli("plan", "moss", *long)
-    assert "takes long on this computer" in said.err
+    assert "takes a long time on this computer" in said.err
     assert "Next: homing plan moss --set phases.0.steps=200000000 --set cloud.providers=runpod" in said.err
-    assert "takes long on this computer" not in cli("plan", "moss").err
+    assert "takes a long time on this computer" not in cli("plan", "moss").err
     large = ("--set", "model.layers=64", "--set", "model.width=16384", "--set", "model.heads=128")
     said = cli("plan", "moss", *large)
     assert said.code == 3
@@ -215,7 +215,7 @@ def test_plan_without_a_key_uses_dated_list_prices_that_are_no_offers(cli: Homin
         f"${price.usd_per_hour}/h",
         "modelled: ",
         f"list price of {price.date}",
-        "estimated without asking providers",
+        "estimated without querying providers",
     ):
         assert word in said.out
     assert "No API key for RunPod. Create one at https://" in said.err

@@ -120,7 +120,7 @@ def test_a_run_gives_steps_and_epochs_and_the_warning_past_four(capsys: pytest.C
     command("tiny-cat")
     said = capsys.readouterr()
     assert "pretrain: 400 steps of 64 tokens = 25,600 tokens = " in said.out
-    assert "past about 4 passes" in said.err
+    assert "After about 4 passes" in said.err
     assert said.err.splitlines()[-1] == "Next: homing verify tiny-cat"
     assert Path("data/tiny-cat/manifest.json").exists()
 
@@ -190,7 +190,7 @@ def test_too_long_conversations_warn_with_a_context_that_fits_most(
     command("chat")
     said = capsys.readouterr().err
     (warning,) = [line for line in said.splitlines() if line.startswith("warning: sft")]
-    assert "80 conversations are longer than model.context, 32 tokens" in warning
+    assert "80 conversations are longer than model.context (32 tokens)" in warning
     assert "homing data check chat" in said, "the run, because lengths need its tokenizer"
     context = int(warning.rsplit("model.context: ", 1)[1])
     assert context in (64, 128)
@@ -242,7 +242,7 @@ def test_a_long_prep_says_once_what_makes_it_shorter(
         now += 31.0
         meter.show(Progress("encode", 50, 200, 12, now, eta_s=7200.0, is_tokenizer_given=True))
     said = capsys.readouterr().err
-    assert "This takes a while. To speed it up: more memory and cores" in said, "another tokenizer cannot be had"
+    assert "This takes a while. To speed it up, use more memory and cores" in said, "another tokenizer cannot be had"
 
 
 def test_the_newest_run_is_taken_when_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -457,7 +457,7 @@ def test_a_part_of_the_text_is_prepared_when_asked(capsys: pytest.CaptureFixture
     else:
         command(text=["a.txt"], out="data/tiny-cat", vocab_size="290", take="2kB")
     said = capsys.readouterr()
-    assert re.search(r"Note: Using 2\.\d+ kB of the text, in proportion from each file, out of 4\.\d+ kB", said.err)
+    assert re.search(r"Note: Using 2\.\d+ kB out of 4\.\d+ kB of text, in proportion from each file", said.err)
     assert json.loads(Path("data/tiny-cat/manifest.json").read_text())["settings"]["take_bytes"] == 2000
 
 

@@ -107,7 +107,7 @@ def test_with_a_given_token_the_page_asks_for_it(capsys: pytest.CaptureFixture[s
     )  # fmt: skip
     _print_addresses(server)
     page, address, *_, curl = capsys.readouterr().out.splitlines()
-    assert page == "Open in a browser; it asks for the token of HOMING_SERVE_TOKEN:"
+    assert page == "Open in a browser and enter the token from HOMING_SERVE_TOKEN:"
     assert address == "  http://127.0.0.1:8000/"
     assert '"Authorization: Bearer $HOMING_SERVE_TOKEN"' in curl
 

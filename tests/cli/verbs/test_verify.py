@@ -145,7 +145,7 @@ def test_verify_uses_shards_of_another_folder_and_names_unlisted_ones(
     own = ("verify", "--no-run", "--set", f"data.dir={place}")
     assert homing(monkeypatch, *own) == 0
     said = capsys.readouterr().err
-    assert "2 shards: all there." in said
+    assert "2 shards: complete." in said
     assert "warning: training ignores" not in said
     for name in ("train-00007.bin", "train-00007.idx", "more.bin", "val-9.bin"):
         (place / name).write_bytes(b"1234")

@@ -20,7 +20,7 @@ from tests.cloud.rig import clear, forget, make_draft, marked_now, trainer_argv
 
 from homing.cloud import destroy as destroying
 from homing.cloud.ask_providers import ASK_S, NEAR_LIMIT_TIMEOUT_S
-from homing.cloud.contact import reported_actions
+from homing.cloud.contact import action_log
 from homing.cloud.contact.home_guard import is_on_duty
 from homing.cloud.destroy import Problem
 from homing.cloud.guard import guard_pass as guarding
@@ -120,7 +120,7 @@ def test_the_guard_destroys_a_run_just_before_its_spend_limit(home: Home, tmp_pa
     assert home.provider("local").describe(done.instance.id).state == "gone"
     assert (row(home).state, row(home).exit_code) == ("stopped", 5)
     assert Decimal(home.ledger.lines()[-1].spend_usd) <= 1
-    assert reported_actions.read(home, done.run.id)[-1].kind == "guard_ends"
+    assert action_log.read(home, done.run.id)[-1].kind == "guard_ends"
     assert guard_pass(home).done == []
     assert not row(home).is_live, "a run that reached its limit is not relaunched"
 
@@ -528,7 +528,7 @@ def test_a_guard_on_a_full_disk_still_enforces_limits(
 
     with monkeypatch.context() as patch:
         patch.setattr(Database, "execute", full)
-        patch.setattr(reported_actions, "note", fail_to_note)
+        patch.setattr(action_log, "note", fail_to_note)
         made = guard_pass(home)
         assert len(made.may_bill) == 1
         assert marked_now(home) == []

@@ -11,7 +11,7 @@ import pytest
 from tests.cloud.rig import make_draft, make_run
 from tests.cloud.shop import offer
 
-from homing.cloud.contact import reported_actions
+from homing.cloud.contact import action_log
 from homing.cloud.destroy import destroy_run
 from homing.cloud.guard import relaunch
 from homing.cloud.guard.change_limit_or_stop import change_limit, propose
@@ -62,7 +62,7 @@ def test_limits_changed_while_a_guard_looks_for_offers_apply_to_the_relaunch(
     monkeypatch.setattr(relaunch, "make_plan", slow)
     with pytest.raises(EndedElsewhere, match="its limits have changed in the meantime"):
         relaunch.relaunch(home, home.ledger.find("moss"), lambda text: None)
-    assert reported_actions.count(home, run.id, relaunch.RELAUNCHED) == 0, "the aborted relaunch is not counted"
+    assert action_log.count(home, run.id, relaunch.RELAUNCHED) == 0, "the aborted relaunch is not counted"
     relaunch.relaunch(home, home.ledger.find("moss"), lambda text: None)  # the guard's next round
     now = home.ledger.find("moss")
     assert now.spend_limit_usd == (usd or run.spend_limit_usd)

@@ -168,7 +168,7 @@ def test_a_local_launch_lists_its_guards_and_says_that_nothing_is_rented(home: H
     assert agent.startswith("armed")
     assert "$1.00" in agent
     assert dead_man.startswith("armed: a dead-man process")
-    assert "you lose no money" in off
+    assert "you lose no real money" in off
     assert off.endswith("homing destroy moss")
     sign_in(home, 60.0, reached=["local"])
     assert guards(make_draft(home, tmp_path), home)[3].startswith("armed: the local guard")

@@ -160,7 +160,7 @@ def test_a_ledger_of_a_newer_homing_is_not_touched(ledger: Ledger) -> None:
     connection.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
     connection.commit()
     connection.close()
-    with pytest.raises(UsageError, match="newer homing"):
+    with pytest.raises(UsageError, match="newer version of homing"):
         Ledger(ledger._path, World()).runs()
 
 

@@ -343,7 +343,7 @@ def test_a_restart_after_the_end_ends_billing_again_at_once(rig: Rig) -> None:
     machine.kill()
     rig.ended.unlink()
     machine.restart()
-    machine.wait_for("it was ended before")
+    machine.wait_for("billing was ended before")
     wait(rig.ended.exists, "the end of billing")
 
 

@@ -442,7 +442,7 @@ def test_a_phase_that_trains_all_weights_after_adapters_says_so_with_the_memory(
     alone = dataclasses.replace(run, phases=[dataclasses.replace(full, init_from="/a", init_base="/b")])
     for each in (chain, alone):
         (said,) = (text for text in make_plan(each, plain).warnings if "weights in fp32" in text)
-        assert said.startswith(f"rl trains all {run.sizes.num_params:,} weights in fp32; they, their gradients and")
+        assert said.startswith(f"rl trains all {run.sizes.num_params:,} weights in fp32. Weights, gradients and")
         assert format_bytes(memory.weights + memory.gradients + memory.optimizer) in said
         assert format_bytes(memory.peak(max(1, full.micro_batch))) in said
         assert "method: lora" in said

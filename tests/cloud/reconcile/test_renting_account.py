@@ -299,7 +299,7 @@ def test_a_guard_relaunches_only_in_the_account_of_the_run(
     wallets.key = "team"
     made = guard_pass(home)
     assert made.done == []
-    assert "not from the account that moss" in made.alerts[0]
+    assert "does not belong to the account that moss" in made.alerts[0]
     assert [line.attempt for line in home.ledger.lines()] == [1]
     wallets.key = "mine"
     assert "Attempt 2 launches" in guard_pass(home).done[0]

@@ -64,7 +64,7 @@ def test_a_key_that_is_like_no_other_explains_nothing(mistakes: Mistakes) -> Non
         ("phases.0.batch_tokens", "250", "Nearest: 224 or 256"),
         ("phases.0.micro_batch", "3", "Nearest: 2, 4"),
         ("phases.0.epochs", "-1", "out of range"),
-        ("phases.0.warmup_steps", "100", "all of the 100 steps"),
+        ("phases.0.warmup_steps", "100", "would fill all 100 steps"),
         ("phases.0.kind", "sft", "no conversations to train on"),
         ("phases.0.kind", "midd", "one of pretrain, mid, sft, rl"),
         ("phases.0.method", "qlora", "needs trained weights"),

@@ -107,7 +107,7 @@ def test_a_model_fetched_next_to_another_run_of_the_same_name_is_found(
 @pytest.mark.acceptance(42, 67)
 def test_without_one_it_is_said_where_was_looked_and_an_unknown_phase_lists_the_valid_ones(mistakes: Mistakes) -> None:
     (missing,) = mistakes(RUN, "train.only=sft")
-    assert "no trained mid or pretrain of base was found" in missing.problem
+    assert "no mid or pretrain checkpoint of base was found" in missing.problem
     found = mistakes(RUN, "train.only=mid+stf")
     assert {mistake.file for mistake in found} == {"--phase mid+stf"}, "as a person types it"
     assert any("Did you mean sft? This run has pretrain, mid, sft" in mistake.suggestion for mistake in found)
@@ -171,7 +171,7 @@ def test_on_open_weights_a_later_phase_starts_from_the_adapter_and_not_from_the_
     text += "  - {kind: sft, method: lora, data: {chat: [a.jsonl]}}\n" + f"  - {{kind: rl, steps: 5, {rl}}}\n"
     Path("asks.jsonl").write_text('{"ids": [1, 2], "answer": "x"}\n')
     (missing,) = mistakes(text, "train.only=rl")
-    assert "rl starts from sft, but no trained sft of base was found" in missing.problem
+    assert "rl starts from sft, but no sft checkpoint of base was found" in missing.problem
     run_dir = homing_home / "runs/base-20260101-000000-aaaa"
     sft = adapted(trained(run_dir, load(text), "sft"), Stage("base", address=source), "../../../open")
     phase = load(text, "train.only=rl").run.phases[0]
@@ -181,7 +181,7 @@ def test_on_open_weights_a_later_phase_starts_from_the_adapter_and_not_from_the_
     manifest = dataclasses.replace(manifest, lineage=[other, manifest.lineage[-1]])
     (sft / file_names.MANIFEST).write_text(codec.dumps(manifest))
     (wrong,) = mistakes(text, "train.only=rl")
-    assert f"It was trained on hf:another/one@1, and model.from is {source}" in wrong.problem
+    assert f"It was trained on hf:another/one@1, but model.from is {source}" in wrong.problem
 
 
 @pytest.mark.acceptance(35, 90)

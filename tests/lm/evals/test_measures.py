@@ -180,7 +180,7 @@ def test_what_prep_held_out_of_conversations_has_the_same_figures_as_the_file_it
     chosen, _ = open_sets(with_chats(subject, tmp_path / "sft"), [], [], [], text_field="text", at_most=0)
     assert chosen == Chats(["tiny"], tmp_path / "sft")
     (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + " ")
-    with pytest.raises(DataError, match="do not use the tokenizer of"):
+    with pytest.raises(DataError, match="were not encoded with the tokenizer in"):
         measure_held_out(subject.model, subject.tokenizer, tmp_path / "sft", "tiny", folder)
 
 

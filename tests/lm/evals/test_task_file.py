@@ -92,7 +92,7 @@ FAULTS: list[tuple[dict[str, Any], Any, str]] = [
     (CLOZE, without("context", CLOZE), "no context"),
     (ANSWER, {**ANSWER, "answer": "seven ####"}, "no number after"),
     (ANSWER, {**ANSWER, "answer": "+"}, "no letters or digits"),
-    (ANSWER, {**ANSWER, "answer": ["7"]}, "not text or a number"),
+    (ANSWER, {**ANSWER, "answer": ["7"]}, "neither text nor a number"),
     (ANSWER, {**ANSWER, "question": "  "}, "is empty"),
 ]
 

@@ -139,5 +139,5 @@ def test_turns_that_the_split_template_cannot_render_are_refused_and_the_others_
     assert write_turns(folder) == ""
     prompter = Prompter(folder, load_tokenizer(folder))
     assert list(prompter.ids([CHAT[0], *ASK])) == open_renderer(folder).prompt([CHAT[0], *ASK])
-    with pytest.raises(DataError, match="cannot be asked"):
+    with pytest.raises(DataError, match="cannot be formatted as a prompt"):
         prompter.ids(CHAT)

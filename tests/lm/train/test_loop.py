@@ -378,7 +378,7 @@ def test_a_failed_save_warns_and_training_continues(
 
     def full(phase_dir: Path, manifest: Any, state: Any, **rest: Any) -> Path:
         if state.step == 4:
-            raise RunFailed("The checkpoint of step 4 could not be written.", os.strerror(errno.ENOSPC))
+            raise RunFailed("The checkpoint for step 4 could not be written.", os.strerror(errno.ENOSPC))
         return plain(phase_dir, manifest, state, **rest)
 
     monkeypatch.setattr(checkpoint_files, "save", full)
@@ -398,7 +398,7 @@ def test_a_final_save_that_fails_is_a_failure(tmp_path: Path, data_dir: Path, mo
     with pytest.raises(RunFailed) as caught:
         train(make_run_dir(tmp_path, make_run(data_dir, num_steps=2)), say=said.append)
     assert outcome(tmp_path).state == "failed"
-    assert caught.value.what.startswith("The run cannot finish: its checkpoint of step 2 could not be written to ")
+    assert caught.value.what.startswith("The run cannot finish: its checkpoint for step 2 could not be written to ")
     assert caught.value.why == os.strerror(errno.ENOSPC)
     assert "checkpoint.keep_last" in caught.value.fix
     assert caught.value.fix.endswith("starts over, since there is no other checkpoint.")

@@ -14,9 +14,9 @@ from tests.doubles.hub import READ, STRANGER, WRITE, File, Hub
 from tests.doubles.s3_servers import free_port
 from tests.doubles.toy_world import Hasty
 
-from homing.api.data.download_from_store import bring_file
+from homing.api.data.download_input_files import bring_file
 from homing.errors import StoreError, UsageError
-from homing.install import pip_install
+from homing.pip_command import pip_install
 from homing.store import NotInStore, Store, open_store
 from homing.world import World
 

@@ -16,7 +16,7 @@ from tests.contracts.stores import StoreContract, push_a_growing_log
 from tests.doubles import modal as modal_double
 from tests.doubles.modal import TOKEN_ID, Fault, Modal
 from tests.doubles.toy_world import Hasty
-from tests.store.test_download_text import reads_of_bringing
+from tests.store.test_download_input_files import reads_of_bringing
 from tests.store.test_verbs import there_and_back
 
 from homing.cloud.launch.inputs import DryStore

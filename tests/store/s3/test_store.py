@@ -15,12 +15,12 @@ from tests.contracts.stores import StoreContract
 from tests.doubles.proxy import Proxy
 from tests.doubles.s3_servers import Server, free_port
 from tests.doubles.toy_world import Hasty
-from tests.store.test_download_text import reads_of_bringing
+from tests.store.test_download_input_files import reads_of_bringing
 
 from homing.cloud.artifacts.remove_from_store import plan_removal, remove
 from homing.cloud.home import Home
 from homing.errors import IntegrityError, MissingExtra, StoreError, UsageError
-from homing.install import pip_install
+from homing.pip_command import pip_install
 from homing.store import NotInStore, Store, open_store
 from homing.store.address import parse_s3
 from homing.store.s3 import transfer

@@ -1,7 +1,7 @@
 """Check chat data, and show what a model would learn from it: what `homing data check` and `homing data show` do.
 
 check_chats   checks every line of the files or of a run: what is kept, cut or skipped, and why
-show_chat     returns one conversation as tokens, and which of them are trained on
+show_chat     returns one conversation as tokens, and marks those that are trained on
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homing.api import notices
-from homing.api.data.download_from_store import bring_files
+from homing.api.data.download_input_files import bring_files
 from homing.api.extras import need
 from homing.errors import DataError, HomingError, UsageError
 from homing.units import counted
@@ -34,7 +34,7 @@ class CheckedChats:
     findings: list[Finding]
     files: list[FileReport]
     document: dict[str, Any]
-    error: DataError | None  # names the first invalid line, and how to fix it
+    error: DataError | None  # names the first invalid line and says how to fix it
 
 
 def check_chats(
@@ -91,7 +91,7 @@ def show_chat(
     tokenizer: Path | None = None,
     sets: Sequence[str] = (),
 ) -> ShownChat:
-    """Return one conversation of a chat file or a prepared run as its tokens, and which of them are trained on."""
+    """Return one conversation of a chat file or a prepared run as tokens, and mark those that are trained on."""
     need("lm", verb="data")
     from homing.lm.data.chat.chat_settings import find_chat_files
 
@@ -205,7 +205,7 @@ def _from_files(files: list[Source], name: str, number: int, renderer: Renderer)
 
 
 def _from_run(loaded: Loaded, number: int, wanted: str | None) -> tuple[str, list[Example], bool]:
-    """Return where a conversation is, its tokens as prep wrote them for training, and whether it is the last one."""
+    """Return a conversation's location, its tokens as prep wrote them, and whether it is the last conversation."""
     import numpy as np
 
     from homing.lm.data.chat.render import Example
@@ -237,7 +237,7 @@ def _no_such(name: str, number: int, count: int) -> UsageError:
 
 
 def _run_named(names: list[str], sets: list[str] | None) -> Loaded | None:
-    """Load the named run; None if files are meant. An existing file wins over a run of the same name."""
+    """Load the named run; None if the arguments are files. An existing file wins over a run of the same name."""
     from homing.config.load import load_run
 
     first = Path(names[0]).expanduser()
@@ -288,7 +288,7 @@ def _data_of(files: list[Source]) -> Path:
                 fix=f"homing prep {name}   Or use another tokenizer: --tokenizer DIR",
             )
         learns = "which uses this file" if naming else "the newest prepared run"
-        notices.say(f"Using the tokenizer and chat template in {folder}, of the run {name}, {learns}.")
+        notices.say(f"Using the tokenizer and chat template in {folder}, from the run {name}, {learns}.")
         return folder
     raise UsageError(
         what="No tokenizer was given.",
@@ -317,6 +317,6 @@ def _chat_files_of(loaded: Loaded) -> set[Path]:
     found: set[Path] = set()
     for prep in loaded.phase_preps:
         for path in [*(source.path for source in prep.chat), *(prep.validation if prep.kind == "chat" else [])]:
-            with contextlib.suppress(HomingError):  # missing, or in a store
+            with contextlib.suppress(HomingError):  # the file is missing, or is in a store
                 found |= {Path(source.path).resolve() for source in find_chat_files([path])[0]}
     return found

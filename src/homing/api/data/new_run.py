@@ -44,16 +44,16 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class NewRun:
-    """A run file that was written."""
+    """The run file that `new_run` wrote."""
 
     name: str
     file: Path
     source: str  # the preset, or the open weights
-    loaded: Loaded | None = None  # None for open weights: only `prep` reads those
+    loaded: Loaded | None = None  # None for open weights, because only `prep` reads them
 
     @property
     def absent(self) -> list[str]:
-        """The paths of the text that do not exist yet."""
+        """The configured text paths that do not exist yet."""
         from homing.find_source_files import is_in_store
 
         text = self.loaded.prep.text if self.loaded is not None else []
@@ -129,7 +129,7 @@ def preset_names() -> list[str]:
 
 
 def size_line(run: Run) -> str:
-    """Return the computed size line for the header of the run file."""
+    """Return the line for the run file's header that states the computed sizes."""
     from homing.config.estimate.memory import fits
 
     fitting = [fit for fit in fits(run) if fit.most_rows]
@@ -153,7 +153,7 @@ def _refuse_bare_folder(preset: str | None, name: str, typed: str) -> None:
     if preset and preset not in preset_names() and Path(preset).is_dir():
         raise UsageError(
             what=f"Unknown preset: {preset!r}.",
-            why="There is a folder of that name; to use open weights from a folder, give its path.",
+            why="There is a folder with that name; to use open weights from a folder, give its path.",
             fix=f"homing new {name} --from ./{shlex.quote(preset)}{typed}",
         )
 
@@ -191,7 +191,7 @@ def _refuse_chat_without_text(text: list[str] | None, chat: list[str], call: str
         chats = _typed({"--chat": chat})
         raise UsageError(
             what="--chat with a preset also needs --text.",
-            why="A preset has random weights: it learns language from text first, then from chats how to answer.",
+            why="A preset starts with random weights: it must learn language from text before it learns to chat.",
             fix=f"{call} --text YOUR_TEXT.txt{chats}   or start from pretrained weights:"
             f" {call.rsplit(' ', 1)[0]} hf:OWNER/NAME{chats}",
         )
@@ -216,20 +216,20 @@ def _check_text(named: str, flag: str, call: str) -> None:
 
 
 def _nearest(path: Path) -> tuple[str, str]:
-    """Return the path that was probably meant, or "", and what was found in its folder."""
+    """Return the path that the user probably meant, or "", and a sentence that explains the search."""
     folder = path.parent
     try:
         there = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     except OSError:
         return "", f"The folder {folder.absolute()} does not exist or cannot be read."
-    by_small = {name.lower(): name for name in there}  # Faust.TXT is the nearest to faust.txt
+    by_small = {name.lower(): name for name in there}  # so that faust.txt finds Faust.TXT
     near = difflib.get_close_matches(path.name.lower(), by_small, n=1, cutoff=0.6)
-    # The top-level folders of the system, such as /opt and /home, are never the text.
+    # The top-level folders of the system, such as /opt and /home, are never suggested.
     if near and folder.absolute() != folder.absolute().parent:
         hit = str(folder / by_small[near[0]])
         return hit, f"Did you mean {hit}? Looked in {folder.absolute()}."
     some = f"{', '.join(there[:5])}{' and others' if there[5:] else ''}" if there else "nothing"
-    return "", f"Looked in {folder.absolute()}, which has {some}."
+    return "", f"Looked in {folder.absolute()}, which contains {some}."
 
 
 def _refuse_to_overwrite(name: str, target: Path, force: bool) -> None:

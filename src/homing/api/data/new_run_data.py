@@ -5,8 +5,9 @@ write_open    `homing new NAME --from hf:OWNER/NAME --chat FILE`: fine-tune open
 
 conversations -> their length in tokens -> model.context -> batch_tokens -> a phase of kind sft
 
-There is no tokenizer yet, so tokens are estimated from bytes; `homing prep` counts them and warns if they do not fit.
-Weights on the Hub are not checked here but by `homing prep`, which contacts the Hub. A local folder is checked now.
+There is no tokenizer yet, so the number of tokens is estimated from bytes. `homing prep` counts the tokens and
+warns if conversations do not fit into the context. Weights in a local folder are checked here; weights on the Hub are
+checked by `homing prep`, which contacts the Hub.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _LEAST_STEPS = 20
 
 @contextlib.contextmanager
 def written_atomically(target: Path, name: str) -> Iterator[Path]:
-    """Yield a temporary path; its content becomes `target` at the end. After an error neither file exists."""
+    """Yield a temporary path, which is renamed to `target` at the end. If an error occurs, neither file is left."""
     draft = target.parent / f".{name}.new.yaml"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +88,7 @@ class Chats:
     """Statistics of the conversations; zeros if they are in a store."""
 
     num_conversations: int = 0
-    num_tokens: int = 0  # estimated, of the conversations that were read
+    num_tokens: int = 0  # estimated length, for the conversations that were read
     num_long: int = 0  # nearly all conversations have at most this many tokens
 
 
@@ -97,7 +98,7 @@ def check_chats(chats: list[str], call: str) -> None:
     for chat in chats:
         if not is_in_store(chat) and (fault := fault_of(chat)):
             fix = f"{call} --chat YOUR_CHATS.jsonl"
-            raise UsageError(what=f"--chat: {fault}.", why=f"Searched from {Path.cwd()}.", fix=fix)
+            raise UsageError(what=f"--chat: {fault}.", why=f"Looked in {Path.cwd()}.", fix=fix)
 
 
 def measure_chats(chats: list[str], vocab_size: int) -> Chats:
@@ -175,7 +176,7 @@ def _with_batch(body: str, batch_tokens: int, context: int) -> str:
 
 
 def _with_steps(body: str, run: Run, context: int, num_text_tokens: int) -> str:
-    """Reduce the number of steps if the preset's would repeat a short text too often."""
+    """Reduce the number of steps if the preset's number would repeat a short text too often."""
     steps = re.search(r"(?m)^    steps: (\d+).*$", body)
     batch = re.search(r"(?m)^    batch_tokens: (\d+)", body)
     if not steps or not batch or not num_text_tokens:
@@ -224,7 +225,7 @@ limits:
 
 
 def is_open_weights(given: str) -> bool:
-    """Return whether this is an address on the Hub or a path, and not the name of a preset."""
+    """Return True if this is a Hub address or a path rather than a preset name."""
     return given.startswith("hf:") or "/" in given or given.startswith((".", "~"))
 
 
@@ -237,7 +238,7 @@ def write_open(name: str, given: str, chats: list[str], target: Path) -> str:
     for chat in chats:
         if not is_in_store(chat) and (fault := fault_of(chat)):
             again = f"homing new {name} --from {shlex.quote(given)} --chat YOUR_CHATS.jsonl"
-            raise UsageError(what=f"--chat: {fault}.", why=f"Searched from {Path.cwd()}.", fix=again)
+            raise UsageError(what=f"--chat: {fault}.", why=f"Looked in {Path.cwd()}.", fix=again)
     if not weights.startswith("hf:"):
         read_source(weights)  # fail before the file exists if this model cannot be built
     shown = weights if _HUB.fullmatch(weights) else yaml_list([weights])[1:-1]

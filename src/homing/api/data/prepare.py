@@ -36,10 +36,10 @@ class Ordered:
     """What to prepare."""
 
     order: PrepOrder
-    loaded: Loaded | None  # None without a run file
-    changes: list[str]  # to the run file, for this call only
+    loaded: Loaded | None  # None if there is no run file
+    changes: list[str]  # changes to the run file that apply to this call only
     is_smoke: bool
-    remembered: dict[str, str]  # to be written into the run file
+    remembered: dict[str, str]  # settings to write into the run file
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Prepared:
     document: dict[str, Any]
     warnings: list[str]
     dir: Path
-    is_run: bool  # False: from files, without a run file
+    is_run: bool  # False if prepared from text files, without a run file
 
 
 def prep_run(
@@ -266,7 +266,7 @@ def _check_command(loaded: Loaded, sets: list[str], is_smoke: bool) -> str:
 
 
 def _prepare_run_text(order: PrepOrder, on_progress: OnProgress | None) -> dict[str, Any]:
-    from homing.api.data.download_from_store import addresses, bring_files, part_of, say_if_less
+    from homing.api.data.download_input_files import addresses, bring_files, part_of, say_if_less
     from homing.api.data.prepare_phases import gathered
     from homing.lm.data.prep import prepare
 
@@ -281,7 +281,7 @@ def _prepare_run_text(order: PrepOrder, on_progress: OnProgress | None) -> dict[
 
 
 def _document(order: PrepOrder, manifest: DataManifest, meter: Gathered) -> dict[str, Any]:
-    """Return the document that --json prints; the report is made from it too."""
+    """Return the document that --json prints. The printed report is built from it too."""
     from homing.lm.data.prep.work_folder import tokenizer_files
     from homing.wire.shard_manifest import val_share
 
@@ -315,7 +315,7 @@ def _num_merges(manifest: DataManifest) -> int | None:
     from homing.lm.tokenizer.train_bpe import MIN_VOCAB
 
     if manifest.settings.get("tokenizer_sha256"):
-        return manifest.settings.get("num_merges")  # of an existing tokenizer, counted in its file
+        return manifest.settings.get("num_merges")  # an existing tokenizer: the count comes from its file
     return manifest.vocab_size - MIN_VOCAB - len(manifest.specials)
 
 

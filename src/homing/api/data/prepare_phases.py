@@ -1,7 +1,7 @@
 """What `homing prep` prepares besides the run's text: open weights, and the data of single phases.
 
 bring_base       model.from: tokenizer and template, and the weights if the instance cannot download them
-take_tokenizer   if no phase reads text to train a tokenizer on: the tokenizer that the run starts with
+take_tokenizer   copies the run's initial tokenizer if no phase has text to train one on
 write_turns_of   for rl phases: the text that the template puts around a question
 prepare_phases   one folder per phase below the run's data folder; reports problems by line
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homing.api import notices
-from homing.api.data.download_from_store import addresses, bring_files, part_of, say_if_less
+from homing.api.data.download_input_files import addresses, bring_files, part_of, say_if_less
 from homing.errors import DataError
 from homing.units import counted, format_bytes, format_count
 from homing.wire import file_names
@@ -39,11 +39,11 @@ __all__ = [
 ]
 
 _REPORT_EVERY_S = 10.0
-_MAX_SHOWN = 8  # findings on the terminal; `homing data check` lists all
+_MAX_SHOWN = 8  # maximum number of findings to print; `homing data check` lists all
 _METADATA_FILES = (file_names.TOKENIZER, file_names.TOKENIZER_CONFIG, file_names.CHAT_TEMPLATE, file_names.GENERATION)
 
 
-OnProgress = Callable[["Progress | None"], None]  # None: this part of the work has ended
+OnProgress = Callable[["Progress | None"], None]  # called with None when this part of the work has ended
 
 
 class Gathered:
@@ -119,7 +119,7 @@ def take_tokenizer(loaded: Loaded) -> None:
 
 
 def write_turns_of(loaded: Loaded) -> None:
-    """Write down how an rl phase formats questions, if the tokenizer's template is not homing's own."""
+    """Save the format of questions for rl phases, if the tokenizer's template is not homing's own."""
     from homing.lm.data.chat.text_around_turns import write_turns
 
     has_tokenizer = (loaded.prep.dir / file_names.TOKENIZER).is_file()
@@ -175,7 +175,7 @@ def _say_made(loaded: Loaded, prep: PhasePrep, made: dict[str, Any], *, check: s
 def _warn_of_length(fit: dict[str, Any], phase: str, most: int) -> None:
     """Warn if more than a few conversations do not fit into the context.
 
-    `most`: the context that the open weights were made for; 0 for a new model, which may have any.
+    `most`: the maximum context of the open weights; 0 for a new model, which has no maximum.
     """
     from homing.lm.data.chat.prepare import MOST
 
@@ -191,8 +191,9 @@ def _warn_of_length(fit: dict[str, Any], phase: str, most: int) -> None:
     elif most and most < better:
         advice = f"in the run file: model.context: {most}, the maximum of these weights"
     notices.say(
-        f"warning: {phase}: {num:,} of {counted(num_all, 'conversation')} are longer than model.context,"
-        f" {fit['context']:,} tokens, and are cut or skipped. {MOST:.0%} of them fit in {needed:,} tokens;"
+        f"warning: {phase}: {num:,} of {counted(num_all, 'conversation')} are longer than model.context"
+        f" ({fit['context']:,} tokens) and are cut or skipped. {MOST:.0%} of all conversations fit in"
+        f" {needed:,} tokens;"
         f" {advice}"
     )
 
@@ -201,7 +202,7 @@ def _print_report(report: dict[str, Any], check: str) -> None:
     """Print format, kept, cut and skipped lines of each file, and the first lines that were cut or skipped."""
     for file in report["files"]:
         notices.say(
-            f"  {file['path']}: form {file['form'] or 'unknown'}, {file['num_lines']:,} lines,"
+            f"  {file['path']}: format {file['form'] or 'unknown'}, {file['num_lines']:,} lines,"
             f" {file['num_kept']:,} kept, {file['num_cut']:,} of them cut, {file['num_skipped']:,} skipped"
         )
     for source in report["sources"]:
@@ -262,14 +263,14 @@ def _prepare_chat(loaded: Loaded, prep: PhasePrep, is_forced: bool) -> dict[str,
 
 
 def _teller(phase: str) -> Callable[[int, int], None]:
-    """Return a progress callback that prints a line now and then, so that no long prep is silent."""
-    last_report, say = time.monotonic(), notices.listener()  # it may be called from another thread
+    """Return a progress callback that prints a line at intervals, so that a long prep is never silent."""
+    last_report, say = time.monotonic(), notices.listener()  # the callback may run in another thread
 
     def report_progress(done: int, total: int) -> None:
         nonlocal last_report
         if time.monotonic() - last_report >= _REPORT_EVERY_S:
             last_report = time.monotonic()
-            say(f"{phase}: {format_bytes(done)} of {format_bytes(total)} of conversations")
+            say(f"{phase}: {format_bytes(done)} of {format_bytes(total)} of conversations processed")
 
     return report_progress
 

@@ -50,8 +50,8 @@ def refuse_stale(loaded: Loaded, typed: str) -> None:
 def stale_shards(loaded: Loaded) -> Iterator[tuple[Path, str]]:
     """Yield each data folder that does not match the run file, with the first difference."""
     prep = loaded.prep
-    # No text means that the run file names shards only by data.dir, or that it is a run's record, which keeps its
-    # shards.
+    # Without text, either the run file names its shards only by data.dir, or it is a run's record, whose shards are
+    # fixed.
     if prep.text and loaded.needs_text and (prepared := read_prepared(prep.dir)) is not None:
         wanted = {"text": prep.text, "validation": prep.validation, "val_fraction": prep.val_fraction}
         if why := _of_text(loaded, prepared, wanted) or _of_tokenizer(loaded, prepared):
@@ -126,4 +126,4 @@ def _stamps(path: Path) -> list[list[Any]]:
     try:
         return list(json.loads(path.read_bytes())["stamps"])
     except (OSError, ValueError, KeyError, TypeError):
-        return []  # without stamps, every file is hashed
+        return []  # no stamps recorded, so every file is hashed

@@ -1,1 +1,1 @@
-"""Which run, model or checkpoint a name means, and what is known about it."""
+"""Find the run, model or checkpoint that a name refers to, and read its state."""

@@ -1,6 +1,6 @@
-"""Find the base weights of an adapter as a local folder: named by the user or by the run.
+"""Find the local folder with an adapter's base weights, which the user or the run names.
 
-The loader itself finds base weights in local folders. This module adds those on the Hub, fetched through the cache.
+The loader itself finds base weights in local folders. This module also fetches them from the Hub, through the cache.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@
                   $HOMING_HOME/runs. If none has finished, the newest checkpoint, with a notice. If there is none, a
                   folder of that name here, or the run of runs/NAME.yaml, if that file gives it another name
   NAME@RUN        one run of NAME: RUN is its id, or the end of its id
-  (omitted)       the newest finished model of this folder, in models/ or of runs begun here
+  (omitted)       the newest finished model of this folder, in models/ or of runs started here
 
 If a newer run has not finished, a notice says how to choose it. If a newer finished run has its model only in the
-store, an error names `homing fetch`: no verb silently opens an older model instead.
+store, an error suggests `homing fetch`: no verb silently opens an older model instead.
 
 In a run directory the last phase is used, and in it the best checkpoint, or the latest if none was evaluated; the user
 can choose another. A given phase is searched for in every run of the name, newest first, and in fetched models. If the
@@ -62,7 +62,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class _Models:
-    """The models of one run on this computer."""
+    """The local models of one run."""
 
     run: str  # its id; "" for weights in models/NAME that do not come from a homing run
     fetched: tuple[Path, ...] = ()
@@ -110,7 +110,7 @@ def finished_here(name: str) -> set[str]:
 
 
 def _only(run: str | None, folder: Path, checkpoint: str | None, phase: str | None) -> Path:
-    """Return this single checkpoint if it is the one asked for, else raise UsageError."""
+    """Return this single checkpoint if it is the requested one; otherwise raise UsageError."""
     manifest = manifest_in(folder)
     at = manifest.phase if manifest is not None else ""
     if run is not None and "/" not in run and phase is not None and checkpoint is None and phase != at:
@@ -179,9 +179,9 @@ def _outcome_of(run_id: str) -> str:
 
 
 def _is_finished(model: Path, phase: str | None = None) -> bool:
-    """Return whether the weights are the last of their run, or of the phase.
+    """Return True if these are the final weights of their run, or of the given phase.
 
-    Weights from elsewhere count as finished.
+    Weights that do not come from homing count as finished.
     """
     if not _is_checkpoint(model):
         phase_dir = model / file_names.CHECKPOINTS / (phase or _last_phase(model))
@@ -222,14 +222,14 @@ def _find_folder(run: str | None, checkpoint: str | None, phase: str | None) -> 
         return path
     file = run_files().get(run)
     if file is not None and (meant := name_meant(file)) != run:
-        notices.say(f"{file} is the run {meant}.")
+        notices.say(f"{file} describes the run {meant}.")
         return _find_folder(meant, checkpoint, phase)
     called = _runs_called(run)
     strangers = {each: other_folder for each in called if (other_folder := _stranger(run, each.name)) is not None}
     if strangers and len(strangers) == len(called):
         each, other_folder = next(iter(strangers.items()))
         raise DataError(
-            what=f"No trained model of the run {run!r} of this folder.",
+            what=f"No trained model found for the run {run!r} in this folder.",
             why=f"{each.name} was started in {other_folder}; {file_called(run)} describes another run of that name.",
             fix="If you mean that run (for example after moving its folder), use its id: "
             + (each.name if _is_model(each) else f"homing fetch {each.name}"),
@@ -314,7 +314,7 @@ def _that_run(name: str, wanted: str, found: list[_Models]) -> list[_Models]:
 
 
 def _models_called(name: str) -> list[_Models]:
-    """List the local models per run of that name or id: weights from elsewhere first, then the newest run first."""
+    """List the local models of each run with that name or id: weights not from homing first, then newest run first."""
     runs = [each for each in _runs_called(name) if _is_model(each) and _stranger(name, each.name) is None]
     run_dirs = {each.name: each for each in runs}
     by_run: dict[str, list[Path]] = {run_id: [] for run_id in run_dirs}
@@ -329,13 +329,13 @@ def _models_called(name: str) -> list[_Models]:
 
 
 def _stranger(name: str, run_id: str) -> Path | None:
-    """Return where a run was begun if it only shares its name with a run file here, else None."""
+    """Return the other folder where the run was started, if a run file here merely has the same name; else None."""
     other_folder = begun_elsewhere(run_id) if run_id != name else None
     return other_folder if other_folder is not None and file_called(name) is not None else None
 
 
 def _fetched(name: str) -> list[Path]:
-    """Return the folders in models/: NAME, and other runs and phases of it, which fetch stores as NAME-PHASE or ID."""
+    """Return the model folders of a name: models/NAME, and those that fetch stored as NAME-PHASE or by run id."""
     siblings = [MODELS / f"{name}-{phase}" for phase in PHASES]
     siblings += sorted(path for path in MODELS.glob(f"{name}-*") if path not in siblings) if MODELS.is_dir() else []
     ours = [folder for folder in siblings if _is_checkpoint(folder) and _is_of(name, folder)]
@@ -352,7 +352,7 @@ def _is_of(name: str, folder: Path) -> bool:
 
 
 def _how_far(model: Path) -> int:
-    """Return how far training got, by phase. Weights from elsewhere come first, because the user put them there."""
+    """Return the index of the last trained phase. Weights not from homing rank highest: the user put them there."""
     phase = _phase_of(model) if _is_checkpoint(model) else _last_phase(model)
     return PHASES.index(phase) if phase in PHASES else len(PHASES)
 
@@ -390,16 +390,16 @@ def _newest() -> Path:
     own = [path for path in found if path not in elsewhere]
     finished = [path for path in own if _is_finished(path)]
     if finished:
-        notices.say(f"{finished[-1]}: the newest finished model of this folder.")
+        notices.say(f"Using {finished[-1]}, the newest finished model from this folder.")
         return finished[-1]
     if own:
-        notices.say(f"{own[-1]}: the newest checkpoint of this folder. No model in it is finished.")
+        notices.say(f"Using {own[-1]}, the newest checkpoint from this folder. No model from this folder is finished.")
         return own[-1]
     if elsewhere:
         newest = list(reversed(elsewhere.items()))[:_SHOWN]
         raise DataError(
-            what=f"No trained model of this folder, {Path.cwd()}.",
-            why="Models of other folders: "
+            what=f"No trained model from this folder ({Path.cwd()}).",
+            why="Models from other folders: "
             + ", ".join(f"{path.name} ({other_folder})" for path, other_folder in newest)
             + ".",
             fix=f"Use an id, which works from any folder: {newest[0][0].name}",
@@ -412,7 +412,7 @@ def _newest() -> Path:
 
 
 def _runs_called(name: str) -> list[Path]:
-    """Return run directories of that name or id, newest first: the id contains the time."""
+    """Return run directories of that name or id, newest first, which is the order of their ids."""
     parent = home() / "runs"
     if not parent.is_dir():
         return []
@@ -431,7 +431,7 @@ def _need_folder(path: Path) -> Path:
     if (path / file_names.ADAPTER_CONFIG).is_file() and not (path / file_names.RUN).is_file():
         raise DataError(
             what=f"{path} is an adapter for peft without its base weights.",
-            why=f"{file_names.ADAPTER_CONFIG} names the base weights.",
+            why=f"{file_names.ADAPTER_CONFIG} says which base weights it needs.",
             fix="Use the run it was exported from, or merge the two: homing export RUN --to merged",
         )
     if not path.is_dir():
@@ -470,8 +470,8 @@ def choose_in_run(run_dir: Path, checkpoint: str | None = None, phase: str | Non
     chosen = phase or _last_phase(run_dir)
     if chosen not in by_phase:
         raise DataError(
-            what=f"{run_dir} has no checkpoint of the phase {chosen or 'asked for'}.",
-            why=f"It has checkpoints of: {', '.join(by_phase) or 'no phase'}.",
+            what=f"{run_dir} has no checkpoint of the {chosen or 'requested'} phase.",
+            why=f"Phases with checkpoints: {', '.join(by_phase) or 'none'}.",
             fix=f"--phase {next(reversed(by_phase), 'pretrain')}",
         )
     steps = by_phase[chosen]
@@ -479,7 +479,7 @@ def choose_in_run(run_dir: Path, checkpoint: str | None = None, phase: str | Non
     if step not in steps:
         raise DataError(
             what=f"{checkpoints / chosen} has no checkpoint {checkpoint or step}.",
-            why=f"It has the steps {', '.join(map(str, steps))}.",
+            why=f"Available checkpoints: {', '.join(map(str, steps))}.",
             fix=f"--checkpoint {steps[-1]}",
         )
     why = _why(checkpoints / chosen, step, steps) if checkpoint is None and step != steps[-1] else ""
@@ -489,7 +489,7 @@ def choose_in_run(run_dir: Path, checkpoint: str | None = None, phase: str | Non
 def _why(phase_dir: Path, step: int, steps: list[int]) -> str:
     best = _read_pointer(phase_dir / file_names.BEST)
     if best is None or best.step != step:
-        return ""  # the last one is incomplete
+        return ""  # chosen by LATEST, because any later checkpoint is incomplete
     value = "" if best.val_loss is None else f" {best.val_loss:.4f}"
     return (
         f"{phase_dir.name} step {step:,}: best of {len(steps)}, by {figure_of(phase_dir.name)}{value};"

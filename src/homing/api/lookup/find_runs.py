@@ -1,15 +1,15 @@
 """Resolve RUN, as the user types it, to one run in the ledger or one trained on this computer.
 
   id              exactly that run
-  NAME            of the runs of that name begun in this folder: one that is live or may be billing, else the newest. If
-                  this folder has none, verbs that only read take the newest run of that name
+  NAME            among the runs of that name started in this folder: one that is live or may be billing, else the
+                  newest. If this folder has none, verbs that only read use the newest run of that name
   NAME@RUN        one run of NAME: RUN is its id, or the end of its id
   NAME of a file  the run that ./runs/NAME.yaml describes, which may give it another name; a path likewise
   (omitted)       the newest of all
 
-Names are shared by the whole home, while a run belongs to the folder it was begun in. A verb that changes or ends a run
-takes a run of another folder only by its id. A verb that fetches a model also takes it by name, unless a run file
-here has that name; a verb that only reads then prints a warning.
+Names are shared by the whole home, while a run belongs to the folder it was started in. A verb that changes or ends a
+run accepts a run of another folder only by its id. A verb that fetches a model also accepts its name, unless a run
+file here has that name; a verb that only reads then prints a warning.
 
 Also: `open_home`, which every such verb starts with, and `last_word`, the error if something may still be billing.
 """
@@ -150,7 +150,7 @@ def find_run(home: Home, typed: str | None, *, brings: str = "", changes: str = 
 
 
 def _by_id(home: Home, typed: str | None) -> str | None:
-    """Return the id that NAME@RUN means; anything else unchanged."""
+    """Return the run id for NAME@RUN; return anything else unchanged."""
     name, run = split_run(typed or "")
     if not run:
         return typed
@@ -166,7 +166,7 @@ def name_here(row: RunRow) -> str:
 
 
 def is_stranger(row: RunRow) -> bool:
-    """Return whether the run belongs to another folder but shares its name with a run file here."""
+    """Return True if the run belongs to another folder but has the same name as a run file here."""
     return begun_elsewhere(row.id) is not None and file_called(row.name) is not None
 
 
@@ -189,7 +189,7 @@ def _named(home: Home, name: str) -> list[RunRow]:
 
 
 def _newest(home: Home) -> list[RunRow]:
-    """Return the newest run, then those that are live, may be billing or may resume; not thousands of ended ones."""
+    """Return the newest run, and every run that is live, may be billing or may resume, but no other ended runs."""
     return home.ledger.unfinished_runs(last=1)
 
 
@@ -203,9 +203,9 @@ def _from_elsewhere(home: Home, called: list[RunRow], brings: str, changes: str)
         raise _of_another_folder(row.id, row.name, other_folder, file, f"homing {(changes or brings).format(row.id)}")
     if file is not None:
         notices.say(
-            f"warning: {row.id} was started in {other_folder}; {file} of this folder has not been launched yet."
+            f"warning: {row.id} was started in {other_folder}; {file} in this folder has not been launched yet."
         )
-    elif brings:  # no other run here has that name, so this one is meant
+    elif brings:  # no run file here has that name, so the user means this run
         notices.say(f"{row.id} was started in {other_folder}.")
     return row
 
@@ -221,25 +221,25 @@ def _of_another_folder(run_id: str, name: str, other_folder: Path, file: Path | 
     if file is None:
         return UsageError(
             what=what,
-            why=f"A name selects a run of this folder, and none is called {name}.",
+            why=f"A name selects a run started in this folder, and none of them is called {name}.",
             fix=f"Use the id, which works from any folder: {command}",
         )
     return UsageError(
         what=what,
         why=f"{file} describes another run of that name, which has not been launched yet.",
         fix=f"If you mean that run (for example after moving its folder), use its id: {command}"
-        f"   For the run of this folder: homing plan {typed_name(file)}",
+        f"   For the run file in this folder: homing plan {typed_name(file)}",
     )
 
 
 def _check_lost(home: Home, typed: str | None, name: str | None, file: Path | None) -> bool:
-    """Search providers for a run that the ledger does not know. Return whether any was asked.
+    """Search the providers for a run that is not in the ledger. Return True if any provider was queried.
 
     Raises StillBilling if something unknown to the ledger may be billing.
     """
     store = ""
     if file is not None and file.is_file():
-        with contextlib.suppress(HomingError):  # an unreadable file names no store
+        with contextlib.suppress(HomingError):  # an unreadable run file cannot name its store
             from homing.config.load import load_run  # imports the schema, which no other path here needs
 
             store = load_run(str(file)).run.store
@@ -255,7 +255,7 @@ def _unknown(home: Home, typed: str | None, name: str | None, file: Path | None,
     if file is not None and file.is_file():
         return UsageError(
             what=f"{typed} has not been launched yet.",
-            why=f"Its run file {file} exists, but the ledger has no run of it.",
+            why=f"Its run file {file} exists, but the ledger has no run from it.",
             fix=f"{asked}See what it costs: homing plan {typed_name(file)}",
         )
     if typed is None and not run_files():
@@ -272,7 +272,7 @@ def _unknown(home: Home, typed: str | None, name: str | None, file: Path | None,
 
 
 def _trained_called(home: Home, typed: str | None, name: str | None) -> Trained | None:
-    """Return the best match among runs trained here: begun in this folder first, then live ones, then the newest."""
+    """Return the best match among runs trained here: prefer those of this folder, then live ones, then the newest."""
     found = trained_here(home, home.ledger.run_ids())
     called = [each for each in found if name is None or {typed, name} & {each.name, each.run}]
     # Stable sort: the newest stays first.
@@ -304,14 +304,14 @@ def open_home(given: Home | None = None) -> Iterator[Home]:
 def last_word() -> HomingError | None:
     """Return the error for instances that no provider confirmed as destroyed; None if there are none.
 
-    `call` checks for it after every verb, prints it last and exits with its code.
+    `run_verb` checks for it after every verb, prints it last and exits with its code.
     """
     home = Home(home_path(), World())
     try:
         # Runs on this computer cost nothing, so this error ignores them; `runs` lists those that have not ended.
         lines = [line for line in home.ledger.unconfirmed() if meter.is_charged(line)] if home.has_ledger else []
         return still_billing(home, lines) if lines else None
-    except HomingError as exc:  # an unreadable ledger: whether something bills is unknown
+    except HomingError as exc:  # the ledger is unreadable, so something may be billing
         return exc
 
 

@@ -47,7 +47,7 @@ class Listing:
     trained: list[Trained]
     billing: list[LedgerLine]
     forgotten: list[LedgerLine]  # billing lines that belong to no known run
-    things: list[Resource]  # volumes and the like that bill
+    things: list[Resource]  # volumes and other resources that bill
     problems: list[str]
     num_known: int
     lost: list[str]
@@ -80,7 +80,7 @@ class Listing:
 
 
 def list_runs(*, last: int = 30, is_all: bool = False, home: Home | None = None) -> Listing:
-    """Ask every provider, update the ledger, and list all runs."""
+    """Query every provider, update the ledger, and list all runs."""
     with open_home(home) as opened:
         return _list_runs(opened, last, is_all)
 
@@ -100,7 +100,7 @@ def _list_runs(home: Home, last: int, is_all: bool) -> Listing:
 
 
 def _kept(home: Home, status: Status) -> dict[str, object] | None:
-    """Return what an ended run still costs in its store. Needs one listing per run."""
+    """Return the storage costs of an ended run. Requires one listing of the store per run."""
     found = kept_by(home, status.run) if not status.run.is_live else None
     return found.to_dict() if found else None
 

@@ -1,6 +1,7 @@
-"""Runs that `homing train` began on this computer: they have a folder, but no instance and no ledger entry.
+"""Runs that `homing train` started on this computer: they have a folder, but no instance and no ledger entry.
 
-A local run directory has the layout of a store (`store_here`), so the code that reads a rented run also reads this one.
+A local run directory has the layout of a store (`store_here`), so the code that reads rented runs also reads
+local ones.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Trained:
     step: int | None
     num_steps: int | None
     began_at: float
-    reason: str = ""  # why it ended, in the trainer's words
+    reason: str = ""  # the trainer's message about why it ended
     again: str = ""  # the command that resumes it
     exit_code: int = 0  # exit code of a verb that watches the run until it ends
     phases: tuple[str, ...] = ()
@@ -170,7 +171,7 @@ def _exit_code(state: str, outcome: Outcome | None) -> int:
 
 
 def _again(home: Home, folder: Path) -> str:
-    """Return the command that resumes the run; "" for a run of an older homing or of the bare trainer."""
+    """Return the command that resumes the run; "" if an older homing or the trainer itself started it."""
     try:
         return str(json.loads(home.world.read(folder / STARTED))["again"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -178,10 +179,10 @@ def _again(home: Home, folder: Path) -> str:
 
 
 def _last_line(home: Home, folder: Path) -> tuple[str, int | None]:
-    """Return phase and step of a trainer that has not ended, as far as it has reported."""
+    """Return the phase and step last reported by a trainer that has not ended."""
     path = folder / file_names.METRICS
     try:
-        # Read only the end: a dashboard does this every few seconds, and the file of a long run has megabytes.
+        # Read only the end: a dashboard does this every few seconds, and a long run's file has megabytes.
         last = codec.loads(Metric, home.world.read(path, max(0, home.world.size(path) - _END_BYTES)).splitlines()[-1])
     except (OSError, IndexError, codec.WireError):
         return "", None
@@ -220,7 +221,7 @@ _NO_WORD = "no trainer is running, and the last one left no error message."
 
 
 def watch_here(home: Home, run: Trained, *, every_s: float) -> Iterator[Report]:
-    """Yield reports of the run; the last is `end`, when no trainer is running any more."""
+    """Yield reports of the run. The last one, `end`, is sent when no trainer is running any more."""
     check_interval(every_s)
     feed, last, due = EventFeed(store_here(home), run.run), "", home.world.monotonic()
     is_first = True
@@ -278,7 +279,7 @@ def log_of(
     check_program(program, run.run)
     if program != "trainer":
         raise UsageError(
-            what=f"{run.run} has no log of {program}.",
+            what=f"{run.run} has no {program} log.",
             why=f"It was trained locally: {program} runs only on rented instances.",
             fix=f"homing logs {run.run}",
         )

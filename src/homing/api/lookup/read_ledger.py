@@ -29,9 +29,9 @@ class Costs:
 
     lines: list[LedgerLine]
     spends: dict[str, Decimal]  # by mark
-    hidden: dict[Decimal, int]  # amounts of the closed lines that are left out, and how many lines have each amount
+    hidden: dict[Decimal, int]  # amount -> number of closed lines with that amount that are left out
     is_at_most: bool
-    bills: list[Bill]  # of the lines that a provider reported a figure for
+    bills: list[Bill]  # for the lines whose cost a provider has reported
     problems: list[str]
 
     @property
@@ -59,7 +59,7 @@ class Costs:
 
 
 def read_ledger(run: str | None = None, *, last: int = 50, is_all: bool = False, home: Home | None = None) -> Costs:
-    """Ask the providers what has ended, and return the newest `last` lines and every one that may bill.
+    """Update the ledger from the providers; return the newest `last` lines and every line that may bill.
 
     `run`: an id, or a name, which means every run of that name; None: all runs. `is_all`: every line.
     """
@@ -91,7 +91,7 @@ def _lines(home: Home, run: str | None, last: int | None) -> tuple[list[LedgerLi
 
 
 def _hidden(lines: list[LedgerLine], receipts: Receipts) -> dict[Decimal, int]:
-    """Return the amounts of the closed lines that are not in `lines`, and how many lines have each amount."""
+    """Return a dict from amount to the number of closed lines with that amount, without those in `lines`."""
     left = Counter(receipts.amounts)
     left.subtract(line.spend_usd for line in lines if line.destroyed_at is not None or line.created_at is None)
     hidden: Counter[Decimal] = Counter()

@@ -16,7 +16,7 @@ from typing import Any
 from homing.api.lookup.find_runs import find_any, find_run, name_here, open_home, usd
 from homing.api.lookup.local_runs import Trained, look_again, newest_saved, progress_of, store_here
 from homing.cloud.artifacts.remove_from_store import kept_by
-from homing.cloud.contact import reported_actions
+from homing.cloud.contact import action_log
 from homing.cloud.contact.home_guard import out_of_reach
 from homing.cloud.contact.ssh_access import find_login
 from homing.cloud.home import Home
@@ -40,10 +40,10 @@ class Seen:
     """The state of a run at one moment."""
 
     document: dict[str, Any]
-    rows: list[tuple[str, str]]  # for people: label and text
+    rows: list[tuple[str, str]]  # label and text, for display
     problems: list[str]
     next_words: str  # the next commands; "" if nothing is left to do
-    is_over: bool  # it has ended, and nothing bills
+    is_over: bool  # the run has ended, and nothing bills
 
 
 def run_status(run: str | None = None, *, every_s: float | None = None, home: Home | None = None) -> Iterator[Seen]:
@@ -104,7 +104,7 @@ def rows_here(home: Home, run: Trained, feed: EventFeed) -> list[tuple[str, str]
 class Closely:
     status: Status
     document: dict[str, Any]  # in addition to the fields of `Status`
-    rows: list[tuple[str, str]]  # for people
+    rows: list[tuple[str, str]]  # label and text, for display
 
 
 def look_closely(home: Home, run: RunRow, problems: list[str]) -> Closely:
@@ -121,7 +121,7 @@ def look_closely(home: Home, run: RunRow, problems: list[str]) -> Closely:
         if not problems:
             problems.append(f"The store could not be read: {str(exc).splitlines()[0]}")
     kept = None if status.run.is_live else kept_by(home, status.run)
-    actions = [event for event in reported_actions.read(home, status.run.id) if event.kind != "lost"][-_NUM_ACTIONS:]
+    actions = [event for event in action_log.read(home, status.run.id) if event.kind != "lost"][-_NUM_ACTIONS:]
     plan = planned(home, status.run) if status.run.is_live else None
     found = ahead(status, beat, plan)
     document = {
@@ -162,7 +162,7 @@ def _ssh_line(home: Home, status: Status) -> str:
 
 
 def _page(home: Home, status: Status) -> str:
-    """Return the provider's page of instances; "" if nothing is running, or if the provider has no such page."""
+    """Return the URL of the provider's instances page; "" if nothing is running, or if there is no such page."""
     try:
         return home.provider_of(status.lines[-1]).page if status.is_billing else ""
     except (HomingError, OSError):

@@ -41,7 +41,7 @@ class ChatSession:
         seed: int | None = None,
         is_conversation: bool | None = None,
     ) -> None:
-        """Begin a session. `is_conversation`: whether to prompt in turns; None: as the model was trained."""
+        """Start a session. `is_conversation`: whether to prompt in turns; None: the way the model was trained."""
         from homing.lm.data.chat.prompt_ids import learned_to_answer
         from homing.lm.generate import read_card
 
@@ -58,7 +58,7 @@ class ChatSession:
         return "chat" if self.is_conversation else "completion"
 
     def reply(self, line: str) -> Iterator[str]:
-        """Yield the answer piece by piece, or the completion by a base model."""
+        """Yield the answer, or a base model's completion, piece by piece."""
         from homing.lm.generate import complete
 
         seed, self.seed = self.seed, self.seed + 1
@@ -82,7 +82,7 @@ class ChatSession:
         try:
             yield from decode_stream(self.model.tokenizer, remember(picked))
         finally:
-            # Also when the answer was cut short: keep what was generated, so that the next turn is well formed.
+            # Even if the answer was cut short, keep what was generated, so that the next turn is well formed.
             turns.answered(said)
 
     def recall(self, question: str, answer: str) -> None:
@@ -93,7 +93,7 @@ class ChatSession:
             self._turns.answered(self.model.tokenizer.encode(answer))
 
     def forget(self) -> None:
-        """Begin a new conversation. For a base model every line is already an independent text."""
+        """Start a new conversation. For a base model every line is already an independent text."""
         self.seed += 1
         if self.is_conversation:
             self._turns = self._new_turns()
@@ -124,7 +124,7 @@ def open_chat(
     device: str = "auto",
     base: str = "",
 ) -> ChatSession:
-    """Load a model and begin a session with it."""
+    """Load a model and start a session with it."""
     model = open_model(run, verb="chat", checkpoint=checkpoint, phase=phase, device=device, base=base)
 
     from homing.lm.device import describe_device

@@ -38,7 +38,7 @@ Named = str | Path | OpenModel | None
 class Evaluation:
     document: dict[str, Any]  # as `homing eval --json` prints it
     differences: list[Difference]  # between two models
-    models: list[str]  # as named by the caller, or their folders
+    models: list[str]  # the names that the caller used, or the models' folders
     files: list[Path]
 
 
@@ -63,9 +63,10 @@ def eval_model(
     base: str = "",
     device: str = "auto",
 ) -> Evaluation:
-    """Measure a model, or the two of `compare`, on each set, and write the report to `out` (.md and .json) if given.
+    """Measure a model, or the two in `compare`, on each set, and write the report to `out` (.md and .json) if given.
 
-    Without `text`, `task` and `chat` the sets are what the last phase held out, and the run's held-out text.
+    If `text`, `task` and `chat` are empty, the sets are the data that the last phase held out, and the run's held-out
+    text.
     """
     need("lm", verb="eval")
     if compare is not None and run is not None:
@@ -128,7 +129,7 @@ def _warn_of_leaks(cards: list[Card], names: list[str]) -> None:
     first, second = (card.run.data.manifest_sha256 if card.run is not None else "" for card in cards)
     if first != second:
         notices.say(
-            f"warning: the text is held out for {names[0]}; {names[1]} has other data and may have trained on it."
+            f"warning: the text is held out for {names[0]}; {names[1]} used other data and may have trained on it."
         )
 
 
@@ -144,7 +145,7 @@ def _evaluate(
 
     started = time.monotonic()
     models, measured, made = [], [], {}
-    for number in range(len(names)):  # one after the other: two models need not fit in memory together
+    for number in range(len(names)):  # one at a time, so that two models need not fit in memory together
         subject = load(number)
         where, precision = describe_device(subject.model.device), str(subject.model.compute_dtype).split(".")[-1]
         notices.say(f"{subject.card.folder} on {where} in {precision}")

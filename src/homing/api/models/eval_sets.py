@@ -132,7 +132,8 @@ def _held_out_text(card: Card, *, is_alone: bool) -> list[What]:
 def _rl_tasks(card: Card, rl: Rl, at_most: int) -> list[What]:
     """Return the run's rl tasks.
 
-    A task that eval cannot judge or that held out no question is skipped with a notice; a missing file is an error.
+    A task that eval cannot judge, or that has no held-out questions, is skipped with a notice. A missing file is an
+    error.
     """
     from homing.lm.evals.generated_answers import file_of, rl_task
 
@@ -168,7 +169,7 @@ def _questions_of(card: Card, name: str, sha256: str) -> Path:
     raise DataError(
         what=f"The questions of {Path(name).name}, which the phase rl trained on, were not found.",
         why=f"Looked for the file, unchanged since training, at {', '.join(map(str, dict.fromkeys(places)))}.",
-        fix="Run this in the folder where `homing prep` ran, or pass others: --task FILE.jsonl, --text FILE",
+        fix="Run this in the folder where `homing prep` ran, or pass other data: --task FILE.jsonl, --text FILE",
     )
 
 
@@ -185,20 +186,20 @@ def _held_out_chats(card: Card, kind: str, data: PhaseData) -> Chats:
     raise DataError(
         what=f"The held-out conversations of {card.run.name} were not found.",
         why=f"Looked for the data of its phase {kind}, unchanged since training, in {looked} and other data folders.",
-        fix="Run this in the folder where `homing prep` ran, or pass others: --chat FILE.jsonl",
+        fix="Run this in the folder where `homing prep` ran, or pass other conversations: --chat FILE.jsonl",
     )
 
 
 def _data_dirs(card: Card) -> list[Path]:
-    """Return where a run's data may be: in the folder of prep at home, or in the run directory on an instance."""
+    """Return the folders where a run's data may be: prep's folder at home, or the run directory on an instance."""
     assert card.run is not None, "only a run has data"
     return [*_places(card, card.run.data.dir), Path("data", card.run.name)]
 
 
 def _of_other_names(sha256: str, kind: str = "") -> list[Path]:
-    """Return the data folders of all names: a run renamed by `launch --name` used the data of its run file.
+    """Return all data folders, because a run renamed by `launch --name` used the data folder of its run file.
 
-    Only the hash identifies the data, so without one the list is empty.
+    Only the hash can tell which folder is the right one, so the list is empty if there is no hash.
     """
     return [folder / kind for folder in sorted(Path("data").glob("*"))] if sha256 else []
 

@@ -110,11 +110,11 @@ def _run_of(folder: Path) -> Run | None:
     try:
         return codec.loads(Run, (folder / file_names.RUN).read_bytes())
     except (OSError, codec.WireError):
-        return None  # not a homing run; a damaged one is reported when the folder is opened
+        return None  # not a homing run; a damaged run.json is reported when the folder is opened
 
 
 def _cost(run: Run | None) -> str:
-    """Return the cost over all attempts from this ledger; "" if this home did not pay for it."""
+    """Return the total cost of all attempts in this home's ledger; "" if this home did not pay for it."""
     if run is None or not run.id:
         return ""
     with open_home() as home:

@@ -18,7 +18,7 @@ __all__ = ["Continuation", "continue_text", "generate"]
 
 
 class Continuation:
-    """The continuation of a prompt. Iterating over it generates it piece by piece; `text` is the part so far."""
+    """The continuation of a prompt. Iterate to generate it piece by piece; `text` is the part generated so far."""
 
     def __init__(
         self, model: OpenModel, prompt: str, *, tokens: int, temperature: float, top_k: int, seed: int | None

@@ -35,7 +35,7 @@ def open_model(
     device: str = "auto",
     base: str = "",
 ) -> OpenModel:
-    """Load a model for a verb, which is named if the extra `lm` is missing."""
+    """Load a model. `verb` is named in the error if the extra `lm` is missing."""
     need("lm", verb=verb)
     folder = find_folder(name_or_path, checkpoint=checkpoint, phase=phase)
 

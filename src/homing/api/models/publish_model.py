@@ -48,7 +48,7 @@ def publish_model(
     base: str = "",
     agrees: Agrees = refuse,
 ) -> PublishedModel:
-    """Upload a model to hf:OWNER/NAME; one that is not an export yet is exported and checked first.
+    """Upload a model to hf:OWNER/NAME; if it is not an export yet, export and check it first.
 
     `agrees` is called before the contents of an existing repository are replaced.
     """

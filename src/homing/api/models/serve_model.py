@@ -27,7 +27,7 @@ TOKEN = "HOMING_SERVE_TOKEN"
 
 
 class ModelServer:
-    """A running server, in its own thread. `with` ends it; `wait` blocks until it fails."""
+    """A running server, in its own thread. Leaving its `with` block stops it; `wait` blocks until it fails."""
 
     def __init__(
         self, session: GenerationSession, sock: socket.socket, host: str, defaults: Defaults, given: str, is_open: bool
@@ -76,7 +76,7 @@ def serve_model(
 ) -> ModelServer:
     """Load a model and start serving it. `network`: allow other computers to connect, unencrypted.
 
-    `tokens`, `temperature` and `top_k` are the defaults of requests. The access token is the value of
+    `tokens`, `temperature` and `top_k` are the defaults for requests. The access token is the value of
     HOMING_SERVE_TOKEN, or a new one.
     """
     need("lm", verb="serve")

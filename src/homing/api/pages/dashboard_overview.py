@@ -1,11 +1,11 @@
 """Data of the dashboard's overview: the table of `homing runs`, kept up to date by three kinds of threads.
 
   every second     the ledger and the runs trained here: states, dollars so far
-  money            `refresh`: ask every provider and update the ledger, as `homing runs` does
+  money            `refresh`: query every provider and update the ledger, as `homing runs` does
   look             one thread per run that is live or not read yet: heartbeat and outcome from its store
 
-A slow or silent provider or store therefore delays only its own row, which says so. This is not a guard: a run that
-reaches its limit is ended by the agent, the provider, `homing guard` or `homing watch`, not here.
+A slow or silent provider or store therefore delays only its own row, which shows the problem. The dashboard is
+not a guard: it never ends a run that reaches its limit. The agent, the provider, `homing guard` or `homing watch` does.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _MONEY_S = 10.0  # while something is live or bills and a page is open
 _IDLE_S = 60.0
 _STALE_S = 2 * (_IDLE_S + ASK_S)
 _MOST_ENDED = 30  # ended runs; all others are always shown
-_MOST_AT_ONCE = 8  # stores read concurrently; those that have not responded for ASK_S do not count
+_MOST_AT_ONCE = 8  # maximum number of stores read at once, not counting stores silent for ASK_S
 _log = logging.getLogger(__name__)
 
 
@@ -94,7 +94,7 @@ class Board:
         self._plans: dict[str, Planned] = {}  # by mark
         self._money = _Money()
         self._receipts: tuple[tuple[int, frozenset[str]], Receipts] | None = None
-        self._is_busy = False  # something is live or bills
+        self._is_busy = False  # whether something is live or bills
 
     # --- for the web ---
 
@@ -222,7 +222,7 @@ class Board:
         return TICK_S if self._is_seen else _UNSEEN_S
 
     def _rows(self) -> list[RunRow]:
-        """Return every unfinished run and the newest of the others: a page with thousands of rows is useless."""
+        """Return every unfinished run, but only the newest ended ones: a page with thousands of rows is useless."""
         return self._home.ledger.unfinished_runs(_MOST_ENDED)
 
     def _total(self, open_: list[LedgerLine], now: float) -> str:
@@ -256,10 +256,9 @@ class Board:
             ).start()
 
     def _is_due(self, row: RunRow, lines: list[LedgerLine], last: _Look, now: float) -> bool:
-        """Return whether the run needs another look.
+        """Return True if the run's store should be read again.
 
-        A live run: every few seconds while a page is open. An ended run: once after its end, and again later if that
-        failed.
+        A live run is read every few seconds while a page is open. An ended run is read once, or again if that failed.
         """
         if row.is_live or billing_lines(lines):
             return self._is_seen and last.ended is not None and now - last.ended >= _LOOK_S
@@ -280,7 +279,7 @@ class Board:
             current.ended = self._world.monotonic()
 
     def _status(self, row: RunRow, lines: list[LedgerLine], now: float) -> Status:
-        """Combine the heartbeat state of the last successful look with the current state and spend."""
+        """Combine the heartbeat state from the last successful read with the current state and spend."""
         last = self._looks[row.id].status if row.id in self._looks else None
         spend = meter.total_spend(lines, now)
         if last is None:
@@ -288,7 +287,7 @@ class Board:
         is_same = bool(lines) and bool(last.lines) and lines[-1].mark == last.lines[-1].mark
         reports = (
             last.reports if is_same or not lines else None
-        )  # reports of an earlier attempt say nothing about this one
+        )  # drop reports of an earlier attempt, because they do not apply to this one
         return dataclasses.replace(last, run=row, lines=lines, reports=reports, spend_usd=spend, at=now)
 
     def _row(self, status: Status, now: float) -> dict[str, Any]:

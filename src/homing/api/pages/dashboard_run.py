@@ -5,7 +5,7 @@
   every 10 s     what `homing status` shows, and the next commands
   every minute   checkpoints, instances and receipt, as in `homing report`; immediately after a new checkpoint
 
-All in one thread per run, so that a slow store delays only this run. Enforces no limit and ends nothing.
+Each run has one thread for all this, so that a slow store delays only that run. It enforces no limit and ends nothing.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from homing.world import World
 __all__ = ["Following", "Remembering", "commands_in", "plan_of", "remember"]
 
 POLL_S = 2.0  # or half the push interval of the store, so that changes show soon without useless requests
-_ENDED_S = 60.0  # for an ended rented run: every look costs requests, and only a resume would change it
+_ENDED_S = 60.0  # for an ended rented run, because each read costs requests and only a resume changes the data
 _STATUS_S = 10.0
 _REPORT_S = 60.0
 _MOST_LOG = 400  # lines
 _MOST_EVENTS = 300
 _MOST_SAMPLES = 40
-_MOST_POINTS = 8000  # of the curves: more points look no better and make the page slow
+_MOST_POINTS = 8000  # per curve; more points do not look better and make the page slow
 _log = logging.getLogger(__name__)
 
 
 class Following:
-    """Follows one run, from the first viewer until the last one leaves."""
+    """Follows one run from when its first viewer arrives until its last viewer leaves."""
 
     def __init__(self, home: Home, run: RunRow | Trained) -> None:
         self.feed = Feed()
-        self._since: float | None = None  # monotonic time at which the current look began
+        self._since: float | None = None  # monotonic time when the current read began
         self._home, self._run, self._is_left = home, run, threading.Event()
         self._id = run.run if isinstance(run, Trained) else run.id
         self._mask = Mask(home.world.environment())
@@ -78,7 +78,7 @@ class Following:
         self._is_left.set()
 
     def say_silence(self) -> None:
-        """Report that the current read is taking longer than a provider may take. Called from another thread."""
+        """Report that the current read takes longer than the time limit for providers. Called from another thread."""
         since, now = self._since, self._home.world.monotonic()
         if since is not None and now - since > ASK_S:
             self._put("problems", [f"No response for more than {ASK_S:g} s: showing older data. Still trying."])
@@ -133,7 +133,7 @@ class Following:
                 self._add("events", [{"t": report.data.get("t"), "kind": report.kind, "text": report.text}],
                           _MOST_EVENTS)  # fmt: skip
         for program, tail in logs.items():
-            # A program killed in the middle of a line leaves no newline after its last words.
+            # A program killed in the middle of a line leaves no newline at the end of its log.
             fresh = tail.lines(is_last=self._is_over)[-_MOST_LOG - MOST_KEY_LINES :]
             self.feed.add(f"log {program}", self._mask_log[program](fresh)[-_MOST_LOG:], most=_MOST_LOG)
         self._put("head", self._head(feed, problems))
@@ -262,7 +262,7 @@ def _point(metric: Metric, lines: Sequence[LedgerLine]) -> list[Any]:
 
 
 def _spent_at(lines: Sequence[LedgerLine], t: float) -> float:
-    """Return the spend at a past moment by our own count: later figures of the provider were not known then."""
+    """Return our own estimate of the spend at a past moment; provider figures that came later are not used."""
     spent = Decimal(0)
     for line in lines:
         if line.created_at is not None:
@@ -272,7 +272,7 @@ def _spent_at(lines: Sequence[LedgerLine], t: float) -> float:
 
 
 def _is_behind(point: list[Any], other: list[Any]) -> bool:
-    """Return whether `point` is of the same phase and a later step (before the trainer went back), or the same line."""
+    """Return True if `point` has the same phase and a later step (the trainer went back), or is the same metric."""
     return point[0] == other[0] and (point[1] > other[1] or point[:3] == other[:3])
 
 
@@ -324,7 +324,7 @@ class Remembering:
         try:
             fresh = self._world.read(path, len(have) - len(seam))
         except (FileNotFoundError, NotADirectoryError):
-            return self._store.read(key)  # distinguishes an absent file from an absent disk
+            return self._store.read(key)  # tells a missing file from a missing disk
         except OSError as exc:
             raise StoreError(f"Cannot read {key} in {self.url}.", str(exc), "homing doctor") from exc
         return have + fresh[len(seam) :] if fresh.startswith(seam) else self._store.read(key)

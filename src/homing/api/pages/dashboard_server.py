@@ -16,7 +16,9 @@ _HOST = "127.0.0.1"
 
 
 class DashboardServer:
-    """A running dashboard, in its own thread. `with` ends it, and all runs continue; `wait` blocks until it fails."""
+    """A running dashboard, in its own thread. Leaving its `with` block stops only the dashboard.
+
+    All runs continue. `wait` blocks until the server fails."""
 
     def __init__(self, port: int, given: str) -> None:
         from homing.api.pages.dashboard_overview import Board

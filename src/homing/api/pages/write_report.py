@@ -40,7 +40,7 @@ class RunReport:
 def report_run(
     run: str | None = None, *, out: Path | None = None, evals: Sequence[Path] = (), for_maintainers: bool = False
 ) -> RunReport:
-    """Collect what is known of a run, and write it to `out` (.md or .html) if given.
+    """Collect what is known about a run, and write it to `out` (.md or .html) if given.
 
     `evals`: results saved by `homing eval --out`. `for_maintainers`: a bug report instead, in Markdown.
     """
@@ -68,7 +68,7 @@ def _look_up(home: Home, typed: str | None) -> RunRow | Trained:
 
 
 def _may_have_changed(home: Home, row: RunRow) -> bool:
-    """Return whether the providers must be asked; for a run that has ended and is destroyed, the ledger is complete."""
+    """Return True if the providers must be queried. Once all instances are destroyed, the ledger is complete."""
     return row.is_live or any(line.destroyed_at is None for line in home.ledger.lines(row.id))
 
 

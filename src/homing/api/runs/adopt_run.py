@@ -26,7 +26,7 @@ __all__ = ["Adopted", "StoredRun", "StoredRuns", "adopt_run", "list_stored"]
 @dataclass(frozen=True)
 class Adopted:
     run: RunRow
-    lines: list[LedgerLine]  # of the ledger, after the adoption
+    lines: list[LedgerLine]  # the run's ledger lines after the adoption
     problems: list[str]  # a sentence per provider or file that could not be read
 
     def to_dict(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ __all__ = ["Forward", "Shell", "forward_port", "open_shell"]
 
 @dataclass(frozen=True)
 class Shell:
-    """The ssh command of a shell; the host key is pinned."""
+    """The ssh command that opens a shell; the host key is pinned."""
 
     run: RunRow
     login: Login
@@ -29,7 +29,7 @@ class Shell:
 
 @dataclass(frozen=True)
 class Forward:
-    """The ssh command that forwards the port `here` of this computer to the port `there` of the instance."""
+    """The ssh command that forwards port `here` on this computer to port `there` on the instance."""
 
     run: RunRow
     typed: str  # the name or id that selects the run in this folder

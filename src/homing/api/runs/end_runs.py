@@ -2,7 +2,7 @@
 
 find the runs, instances or resources that a word names -> ask if something would be lost -> destroy -> Ended
 
-Every one is tried, even if another fails; the first StillBilling is raised at the end.
+If destroying one fails, the others are still destroyed; the first StillBilling is raised at the end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Ended:
     kept: dict[str, Kept | None] = field(default_factory=dict)  # files in the store and their price, by run id
     left: list[Finding] = field(default_factory=list)  # resources that still exist
     removed: dict[str, Any] = field(default_factory=dict)  # from the store, by run id
-    is_resource: bool = False  # a volume or the like was named, not a run or an instance
+    is_resource: bool = False  # True if the user named a resource such as a volume, not a run or an instance
     error: HomingError | None = None  # a named resource still exists
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def destroy(
         if not is_all and not only and (things := find_resources(opened, str(run))):
             return destroy_named(opened, things, agrees)
         rows = runs_to_end(opened, run, only, is_all=is_all)
-        say_problems(problems)  # if the ledger is unreadable, the line above has raised an error
+        say_problems(problems)  # printed only now: an unreadable ledger raises an error in the line above
         for row in rows:
             lost = would_be_lost(opened, row)
             if lost and not agrees(f"{row.id}: {lost}. Destroy anyway?"):
@@ -116,7 +116,7 @@ def _check_arguments(run: str | None, *, is_all: bool, kept: bool, same_account:
 
 
 def refresh_or_say(home: Home) -> list[str]:
-    """Refresh the ledger. If it cannot be written (a full disk), continue: that must not keep an instance billing."""
+    """Refresh the ledger. If it cannot be written, continue: a full disk must not keep an instance billing."""
     try:
         return refresh(home)
     except HomingError as exc:
@@ -124,7 +124,7 @@ def refresh_or_say(home: Home) -> list[str]:
 
 
 def lines_of_instance(home: Home, word: str) -> list[LedgerLine]:
-    """Return open ledger lines, of any run or none, with this mark or instance id, as on the provider's page."""
+    """Return the open ledger lines with this mark or instance id (as on the provider's page), even without a run."""
     return [line for line in open_lines(home, None) if word in ids_of(line.instance_id or "", line.mark)]
 
 
@@ -175,7 +175,7 @@ def destroy_runs(home: Home, rows: list[RunRow], is_all: bool) -> list[Destroyed
 
 
 def destroy_instances(home: Home, lines: list[LedgerLine], rows: list[RunRow]) -> list[Destroyed]:
-    """Destroy single instances; a run ends with its last one."""
+    """Destroy single instances; a run ends when its last instance is destroyed."""
     done = [destroy_lines(home, lines)]
     return done + destroy_runs(home, [row for row in rows if not open_lines(home, row)], is_all=False)
 
@@ -183,7 +183,7 @@ def destroy_instances(home: Home, lines: list[LedgerLine], rows: list[RunRow]) -
 def destroy_made(home: Home, agrees: Agrees, *, kept: bool) -> list[Finding]:
     """Destroy resources created for instances: volumes, groups, roles, alerts. Return what remains.
 
-    A volume that the user keeps is not a leftover: it is destroyed only with `kept`, not with everything else.
+    A volume that the user marked to be kept is not a leftover, so it is destroyed only with `kept`.
     """
     found = survey(home)
     say_problems(found.problems)
@@ -193,7 +193,7 @@ def destroy_made(home: Home, agrees: Agrees, *, kept: bool) -> list[Finding]:
 
 
 def find_resources(home: Home, word: str) -> list[Finding]:
-    """Find a volume, key or group of ours by its id. Providers are asked only if no run in any folder has this name."""
+    """Find a volume, key or group of ours by its id. Queries providers only if no run in any folder has this name."""
     if any(word in (row.id, row.name) for row in home.ledger.runs()) or word in run_files() or Path(word).exists():
         return []
     seen = survey(home)
@@ -231,7 +231,7 @@ def destroy_named(home: Home, things: list[Finding], agrees: Agrees) -> Ended:
 
 
 def _destroy_things(home: Home, things: list[Finding], agrees: Agrees) -> list[Finding]:
-    """Destroy the things, asking about kept ones. Return what remains."""
+    """Destroy the resources, but ask first about those marked to be kept. Return what remains."""
     return [each for each in things if not _agrees(each, agrees) or not _is_ended(home, each)]
 
 
@@ -274,12 +274,12 @@ def _remove_stored(home: Home, rows: list[RunRow], agrees: Agrees) -> dict[str, 
                 f"Removed from {row.store}: {counted(len(keys), 'file')} of {row.id}{much}, including its model."
             )
         elif not keys:
-            notices.say(f"{row.store} has no files of {row.id}.")
+            notices.say(f"{row.store} has no files for {row.id}.")
     return gone
 
 
 def _vouch(home: Home, run: str) -> None:
-    """Accept the user's word that the account is the same: what this key does not list now counts as gone."""
+    """Trust the user that the account is the same: treat instances that the current key does not list as gone."""
     lines = lines_of_instance(home, run) or open_lines(home, find_run(home, run, changes="destroy {}"))
     for sentence in vouch(home, lines):
         notices.say(sentence)

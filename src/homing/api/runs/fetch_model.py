@@ -27,7 +27,7 @@ class FetchedModel:
     run: RunRow
     got: Fetched
     folder: Path
-    best_step: int | None = None  # if the latest was fetched, and another one is better
+    best_step: int | None = None  # set if the latest checkpoint was fetched and another one is better
 
     def to_dict(self) -> dict[str, Any]:
         got, manifest = self.got, self.got.manifest
@@ -117,5 +117,5 @@ def _place(home: Home, row: RunRow, checkpoint: str, *, force: bool) -> Path:
     phase = choose(store, row, checkpoint, phases_of(store, row))[0].manifest.phase
     target = place_of(home, row, phase, MODELS)
     if target != MODELS / row.name:
-        notices.say(f"{MODELS / row.name} holds another run of that name; saving to {target}")
+        notices.say(f"{MODELS / row.name} contains another run of that name; saving to {target}")
     return target

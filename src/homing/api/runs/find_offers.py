@@ -1,4 +1,4 @@
-"""What every provider would rent now, lowest rate first: what `homing offers` and `homing.offers()` do."""
+"""List what every provider would rent out now, lowest rate first: what `homing offers` and `homing.offers()` do."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = ["FoundOffers", "find_offers"]
 class FoundOffers:
     offers: list[Offer]
     problems: list[str]
-    skipped: list[str]  # providers that were not asked, and how to set them up
-    gpu: str  # by its usual name; "" for any
+    skipped: list[str]  # providers that were not queried, and how to set them up
+    gpu: str  # usual name of the requested GPU; "" for any
     at: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class FoundOffers:
 def find_offers(
     *, gpu: str | None = None, num_gpus: int = 1, providers: Sequence[str] = (), home: Home | None = None
 ) -> FoundOffers:
-    """Ask the providers, by default all that are set up. Rents nothing. `num_gpus=0`: any number, including none."""
+    """Query the providers, by default all that are set up. Rents nothing. `num_gpus=0`: any number, including none."""
     needs = Needs(gpu=check_gpu(gpu) if gpu else "", num_gpus=num_gpus, capability=MIN_CAPABILITY)
     with open_home(home) as opened:
         asked = set(configured(opened.path, opened.world))
@@ -51,14 +51,14 @@ def find_offers(
         except NoOffer as none:
             if providers or not (keyless := _keyless(asked)):
                 raise
-            # A provider that was not asked may have it: a new user needs the first step, homing setup.
+            # A provider that was not queried may have an offer, so suggest setting one up first.
             raise NoOffer(none.what, f"{none.why} {keyless}", f"homing setup runpod   {none.fix}") from none
         skipped = [] if providers else _skipped(asked)
         return FoundOffers(list(found.offers), found.problems, skipped, needs.gpu, opened.world.now())
 
 
 def _skipped(asked: set[str]) -> list[str]:
-    """Name providers with keys in the environment that are not set up, and those without a key."""
+    """Name the providers that have an API key but are not set up, and those that have no key."""
     said = [
         f"{account.title} has an API key but is not set up yet: homing setup {name}"
         for name, account in ACCOUNTS.items()
@@ -69,7 +69,7 @@ def _skipped(asked: set[str]) -> list[str]:
 
 
 def _keyless(asked: set[str]) -> str:
-    """Name the clouds that were not asked because there is no key for them here."""
+    """Return a sentence that names the providers skipped because no API key is set."""
     names = [name for name, account in ACCOUNTS.items() if name in PROVIDERS and name not in asked]
     names = [name for name in names if not all(os.environ.get(key) for key in ACCOUNTS[name].keys)]
     return f"Skipped, no API key: {', '.join(names)}." if names else ""

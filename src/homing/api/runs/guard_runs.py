@@ -80,7 +80,7 @@ def _once(home: Home, every_s: float) -> Iterator[Checked]:
     if checked.found.next_at - home.world.now() < every_s:
         # Cron runs again in `every_s`, which would be too late for this limit, so this check waits for it.
         wait_for_next(home, checked.found, every_s)
-        # The same cron call, which has already signed in.
+        # Do not register again: this is still the same cron call.
         checked = Checked(home.world.now(), guard_pass(home, notify=_say))
         yield checked
     if may_bill := checked.found.may_bill:
@@ -108,7 +108,7 @@ def _while_billing(home: Home, every_s: float) -> Iterator[Checked]:
             if is_needed(home):
                 needed_at = home.world.monotonic()
                 is_over = False
-        except (HomingError, OSError):  # if this cannot be read, something may be billing
+        except (HomingError, OSError):  # if the state cannot be read, assume that something is billing
             is_over, needed_at = False, home.world.monotonic()
         if is_over:
             return
@@ -118,7 +118,7 @@ def _while_billing(home: Home, every_s: float) -> Iterator[Checked]:
 def _unfailing_check(home: Home, every_s: float, *, background_pid: int = 0) -> Checked:
     try:
         return _check(home, every_s, background_pid=background_pid)
-    except HomingError as exc:  # a busy ledger or a full disk may be fine again in a minute
+    except HomingError as exc:  # the cause, such as a busy ledger or a full disk, may be gone in a minute
         return Checked(home.world.now(), error=exc)
 
 

@@ -133,7 +133,7 @@ class Answers(Protocol):
 
 
 class Confirmed:
-    """Agrees to the plan and to nothing beyond it, like --yes without a terminal; if `confirm` is False, refuses."""
+    """Agrees to the plan and nothing more, like --yes without a terminal. Refuses everything if `confirm` is False."""
 
     def __init__(self, *, confirm: bool) -> None:
         self._confirm = confirm
@@ -215,7 +215,7 @@ def _start(run: str, asked: LaunchOptions, home: Home, answers: Answers) -> Star
     if row is None:
         notices.say("Nothing was started.")
         return None
-    if row.offer.provider == "local":  # it trains with this Python; other instances install their own packages
+    if row.offer.provider == "local":  # trains in this Python environment; other instances install their own packages
         need("lm", verb="launch", where=" on this computer")
     ready = _draft(loaded, words, row, asked, home)
     for sentence in describe_starts(ready, home):
@@ -346,7 +346,7 @@ def _plan(loaded: Loaded, words: Words, asked: LaunchOptions, home: Home, answer
     plan = only(plan, Exact(asked.cloud, asked.region, asked.instance_type), words)
     plan = without_spot(plan, words) if asked.no_spot else plan
     if loaded.run.limits.spend_usd is None:
-        # The draft would refuse this too, but here we can suggest a limit, before the user chooses an offer in vain.
+        # The draft would refuse this too, but here we can suggest a limit, before the user chooses an offer.
         raise UsageError(
             what="No spend limit is set.",
             why=f"Every launch needs limits.spend in the run file or --spend-limit. {_about_cost(plan.best)}",
@@ -414,7 +414,7 @@ def _agrees(ready: Draft, row: OfferPlan, loaded: Loaded, asked: LaunchOptions, 
 
 
 def _launch(ready: Draft, row: OfferPlan, plan: Plan, home: Home, answers: Answers) -> tuple[Draft, Launched]:
-    """Launch on the agreed offer; if it is gone by now, on the next offer of the plan that the user also agrees to."""
+    """Launch on the agreed offer. If it is no longer available, launch on the next offer that the user agrees to."""
 
     def agree(other: OfferPlan, instead: Draft) -> bool:
         say_plan(instead, home)

@@ -1,7 +1,7 @@
 """Plan a run: hours and dollars per offer, without renting. What `homing plan` and `Run.plan()` do.
 
 run file -> offers of every provider that is set up -> Planned, cheapest to finish first
-         -> without an account, or with a given rate: prices per GPU; no provider is asked
+         -> without an account, or with a given rate: prices per GPU; no provider is queried
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _OPENS = {
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan of a run: offers of providers, or list prices if no provider was asked."""
+    """The plan of a run: offers of providers, or list prices if no provider was queried."""
 
     loaded: Loaded
-    typed: str  # the run and its changes, as in a command
+    typed: str  # the run and its changes, as typed in a command
     at: float
     plan: Plan | None = None
-    listed: list[Listed] = field(default_factory=list)  # per GPU, if there is no plan
+    listed: list[Listed] = field(default_factory=list)  # list prices per GPU, used if there is no plan
     is_without_key: bool = False
 
     @property
     def offers(self) -> list[OfferPlan]:
-        """The offers, cheapest to finish first; empty if no provider was asked."""
+        """The offers, cheapest to finish first; empty if no provider was queried."""
         return [] if self.plan is None else self.plan.offers
 
     @property
@@ -56,8 +56,8 @@ class Planned:
         """The offer that is cheapest to finish."""
         if self.plan is None:
             raise NoOffer(
-                what="No provider was asked, so there is no offer.",
-                why="This plan has list prices only.",
+                what="No provider was queried, so there are no offers.",
+                why="This plan contains only list prices.",
                 fix="See plan.listed, or set up a provider: homing setup runpod",
             )
         return self.plan.best
@@ -89,9 +89,9 @@ def plan_run(
 ) -> Planned:
     """Return hours and dollars per offer, cheapest to finish first.
 
-    `rate_usd_per_hour`: plan every GPU at this rate, without asking providers. If no provider of the run file has an
-    API key, plan by list prices. `agrees_to_host` confirms the fingerprint of a new ssh host; without it the host is
-    refused.
+    `rate_usd_per_hour`: plan every GPU at this rate, without querying providers. If no provider in the run file has an
+    API key, plan by list prices. `agrees_to_host` confirms the fingerprint of a new ssh host; without it, new hosts
+    are refused.
     """
     loaded = load_planned(run, sets, is_smoke=is_smoke, spend_limit_usd=spend_limit_usd)
     typed = f"{typed_name(loaded.file)}{as_typed(sets, is_smoke=is_smoke)}"

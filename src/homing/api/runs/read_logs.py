@@ -31,7 +31,7 @@ def read_logs(
             yield line
         if is_empty and isinstance(row, Trained):
             folder = opened.run_dir(row.run)
-            notices.say(f"{row.run} has no log: its trainer has written nothing yet, or an older homing started it.")
+            notices.say(f"{row.run} has no log, because its trainer has written nothing yet.")
             notices.say(f"Metrics: {folder / file_names.METRICS}   Events: {folder / file_names.EVENTS}")
         elif is_empty and not isinstance(row, Trained) and not is_following:
             notices.say(f"The {program} of {row.id} has written nothing to the store yet.")

@@ -24,18 +24,18 @@ __all__ = ["Reconciled", "reconcile_all"]
 
 @dataclass(frozen=True)
 class Reconciled:
-    """What the providers list with our mark, and what became of the resources that the ledger does not explain."""
+    """The resources with our mark at the providers, and what happened to those that the ledger does not explain."""
 
     found: Survey
-    answers: dict[str, str]  # "ended", "kept", or why it is neither
+    answers: dict[str, str]  # "ended", "kept", or why neither was done
 
     def answer_to(self, finding: Finding) -> str:
-        """Return what became of it; "" if the ledger explains it."""
+        """Return what happened to the resource; "" if the ledger explains it."""
         return self.answers.get(finding.mark + finding.id, "")
 
     @property
     def error(self) -> StillBilling | None:
-        """StillBilling if something undecided may bill, or a provider could not be asked."""
+        """StillBilling if something undecided may bill, or a provider could not be queried."""
         found = self.found
         open_ = [each for each in found.to_answer if self.answer_to(each) not in ("ended", "kept") and each.may_bill]
         if not open_ and not found.is_blind:
@@ -82,11 +82,11 @@ def reconcile_all(
     on_found: Callable[[Survey], None] = lambda found: None,
     home: Home | None = None,
 ) -> Reconciled:
-    """Ask every provider for resources with our mark, and destroy or keep those missing from the ledger.
+    """Query every provider for resources with our mark, and destroy or keep those missing from the ledger.
 
-    `agrees` is called for each: with `is_destroy`, whether to destroy it; with `is_adopt`, whether to keep it in the
-    ledger; with neither, for both. Without `agrees` and flags, everything is left unchanged. `on_found` is called
-    before the first question. If something undecided may bill, the result has an `error`.
+    `agrees` is called for each resource: `is_destroy` asks whether to destroy it, `is_adopt` whether to keep it in the
+    ledger; if neither is set, both questions may be asked. Without `agrees` and flags, nothing is changed.
+    `on_found` is called before the first question. If something undecided may bill, the result has an `error`.
     """
     if is_destroy and is_adopt:
         raise UsageError(
@@ -103,7 +103,7 @@ def reconcile_all(
 
 
 def _answer(home: Home, finding: Finding, is_destroy: bool, is_adopt: bool, agrees: Agrees | None) -> str:
-    """Return "ended", "kept", or why it is neither."""
+    """Return "ended", "kept", or why neither was done."""
     if agrees is None:
         return "not decided: no terminal; pass --destroy or --adopt"
     name = f"{finding.thing} {finding.id} on {finding.provider}"

@@ -28,8 +28,8 @@ class Stopped:
 
     run: RunRow | Trained
     typed: str  # the name or id that selects the run in this folder
-    serial: int | None = None  # of the request in the store; a run on this computer has none
-    status: Status | None = None  # of a rented run that has ended
+    serial: int | None = None  # number of the stop request in the store; None for a run on this computer
+    status: Status | None = None  # set for a rented run that has ended
 
     @property
     def is_stopped(self) -> bool:

@@ -41,8 +41,8 @@ class Watched:
 
     def __init__(self, home: Home, run: RunRow | Trained, every_s: float) -> None:
         self.run = run
-        self.typed = run.run if isinstance(run, Trained) else name_here(run)  # the name or id that selects it
-        self.exit_code = 0  # of the run, once it has ended
+        self.typed = run.run if isinstance(run, Trained) else name_here(run)  # the name or id that selects the run here
+        self.exit_code = 0  # the run's exit code, once it has ended
         self._reports = self._follow(home, every_s)
 
     def __iter__(self) -> Iterator[Report]:
@@ -142,7 +142,7 @@ def _what_to_do_with_it(home: Home, run: RunRow) -> str:
 
 
 def _place(home: Home, run: RunRow, last: str) -> Path:
-    """Return where `homing fetch` stores the model: the folder of its name, or another if that name is taken."""
+    """Return where `homing fetch` stores the model: models/NAME, or another folder if that one is taken."""
     if is_stranger(run):
         return MODELS / run.id
     return place_of(home, run, last, MODELS) if last else MODELS / run.name
@@ -177,7 +177,7 @@ def _how_to_finish(home: Home, status: Status, phases: list[str]) -> str:
     measured, planned = _rest(home, status, phases)
     if (measured is None and planned is None) or not status.lines:
         return again
-    # A resumed run boots and pushes again. A plan may be off by more than the trainer's own estimate.
+    # A resumed run boots and pushes again. The plan gets a larger margin, because it is less exact.
     by_plan = (planned or Decimal(0)) + (trip_usd(home, status.run) or Decimal(0))
     rest = (measured or Decimal(0)) + by_plan
     enough = (measured or Decimal(0)) * Decimal("1.2") + by_plan * Decimal("1.5")
@@ -188,7 +188,7 @@ def _how_to_finish(home: Home, status: Status, phases: list[str]) -> str:
 
 
 def _rest(home: Home, status: Status, phases: list[str]) -> tuple[Decimal | None, Decimal | None]:
-    """Return the remaining dollars: of the current phase by the trainer's estimate, and of later phases by the plan."""
+    """Return the remaining cost of the current phase (the trainer's estimate) and of later phases (the plan's)."""
     beat, outcome = (status.reports.heartbeat, status.reports.outcome) if status.reports else (None, None)
     # The trainer's outcome is newer: the heartbeat learns of a new phase only from its first metrics.
     at = outcome.phase if outcome is not None and outcome.phase in phases else beat.phase if beat is not None else ""

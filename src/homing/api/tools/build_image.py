@@ -20,7 +20,7 @@ __all__ = ["BASE", "BuiltImage", "build_image"]
 class BuiltImage:
     context: Context
     image: str
-    built: Built | None  # None: Docker was not run
+    built: Built | None  # None if Docker was not run
     run: str  # as the user would type it
 
     def to_dict(self) -> dict[str, Any]:

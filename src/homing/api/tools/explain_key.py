@@ -14,8 +14,8 @@ __all__ = ["Explained", "explain_key", "run_file_schema"]
 @dataclass(frozen=True)
 class Explained:
     keys: list[Any]  # entries of homing.config.schema.keys
-    section: str | None = None  # set if `keys` are all those of one section
-    sections: dict[str, str] | None = None  # set if `keys` are those of all sections
+    section: str | None = None  # set if `keys` lists all keys of one section
+    sections: dict[str, str] | None = None  # set if `keys` lists the keys of every section
 
     @property
     def about(self) -> str:
@@ -33,7 +33,7 @@ class Explained:
 
 
 def explain_key(key: str | None = None) -> Explained:
-    """Return the keys meant by a path, its last part, a section or another trainer's name for a key; None: all keys."""
+    """Return the keys for a path, the last part of a path, a section, or another trainer's key name; None: all keys."""
     from homing.config.schema.keys import all_keys, find_keys, sections
 
     if key is None:

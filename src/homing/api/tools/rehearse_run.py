@@ -38,13 +38,13 @@ class Rehearsed:
 
     @property
     def error(self) -> RunFailed | None:
-        """RunFailed if something was left billing, bill and ledger disagree, or the run did not finish."""
+        """RunFailed if something is still billing, bill and ledger disagree, or the run did not finish."""
         if not self.done.problems:
             return None
         return RunFailed(
             what="The rehearsal failed.",
             why="\n".join(self.done.problems),
-            fix=f"Its files are in {self.done.folder}",
+            fix=f"Inspect the files of the rehearsal in {self.done.folder}",
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def rehearse_run(
 
 
 def list_faults() -> dict[str, str]:
-    """Return the faults that a rehearsal can inject, by name, with what happens."""
+    """Return a dict from the name of each fault that a rehearsal can inject to its description."""
     return {name: scene.text for name, scene in SCENES.items()}
 
 
@@ -119,7 +119,7 @@ def _prepared(
 
 
 def for_real(run: str, sets: Sequence[str] = ()) -> str:
-    """Return the command for the real run, with the plan's suggested limit if planning needs only this computer."""
+    """Return the command for the real run, with a suggested limit if its only provider is `local`."""
     real, changes = load_run(run, sets).run, as_typed(sets)
     if real.limits.spend_usd is not None:
         return f"homing launch {run}{changes}   within {usd(real.limits.spend_usd)}"

@@ -36,7 +36,7 @@ FIGURES = "quickstart.json"
 
 @dataclass(frozen=True)
 class QuickstartDone:
-    """The figures of a finished quickstart; with an `error` if the model learned nothing worth showing."""
+    """The figures of a finished quickstart. `error` is set if the model did not learn enough."""
 
     folder: Path
     name: str  # of the run
@@ -58,7 +58,7 @@ def run_quickstart(
 ) -> QuickstartDone:
     """Run every step from text to model in `folder`, without any account. Nothing is rented; it takes minutes.
 
-    `shown`: a file for the output of the verbs, whose messages go to stderr; without it, both become notices. If a verb
+    `shown`: a file for the verbs' output; their messages go to stderr. Without it, both become notices. If a verb
     fails, the run is destroyed, and HomingError is raised with the exit code of the verb.
     """
     need("lm", verb="quickstart")
@@ -136,7 +136,7 @@ class _Trip:
             ) from exc
 
     def step(self, what: str, *argv: str, keeps: bool = False) -> str:
-        """Run `homing ARGV` in the folder. With `keeps`, return what it printed."""
+        """Run `homing ARGV` in the folder. If `keeps` is set, return what it printed."""
         notices.say(f"\n== {what}\n$ homing {shlex.join(argv)}")
         begun = time.monotonic()
         command_line = [sys.executable, "-m", "homing.cli", *argv, *(["-q"] if self._is_quiet else [])]
@@ -158,7 +158,7 @@ class _Trip:
     def _passed_on(self, command_line: list[str], shown: TextIO, *, keeps: bool) -> tuple[int, str]:
         """Let the verb write to `shown` directly, so that messages and data stay in order.
 
-        With `keeps`, its output is shown line by line and returned.
+        If `keeps` is set, its output is shown line by line and returned.
         """
         lines = []
         shown.flush()

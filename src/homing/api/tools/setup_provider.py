@@ -1,4 +1,4 @@
-"""The first-time steps of a provider, announced before they run, and safe to repeat: what `homing setup` does."""
+"""Run a provider's first-time steps, each announced first and safe to repeat: what `homing setup` does."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SetUp:
     checks: list[Check]
 
     def raise_fault(self) -> None:
-        """Raise ProviderRefused if a check of the provider found a fault."""
+        """Raise ProviderRefused if one of the provider's checks failed."""
         for check in self.checks:
             if check.state == "fault":
                 raise ProviderRefused(what=f"{self.provider} is not ready: {check.text}", fix=check.fix)
@@ -93,7 +93,7 @@ def _check_name(provider: str) -> None:
     if provider not in PROVIDERS:
         raise UsageError(
             what=f"Unknown provider: {provider!r}." if provider else "No provider given.",
-            why=f"Known: {', '.join(sorted(PROVIDERS))}.",
+            why=f"Known providers: {', '.join(sorted(PROVIDERS))}.",
             fix="homing setup runpod",
         )
 

@@ -35,7 +35,7 @@ def get_file(
     store: str | None = None,
     on_progress: Progress = unwatched,
 ) -> dict[str, Any]:
-    """Copy one file from the store, completely or not at all, and check its hash where the store has one."""
+    """Copy one file from the store, completely or not at all, and verify its hash if the store has one."""
     target = to or Path(key.rsplit("/", 1)[-1])
     target = target / key.rsplit("/", 1)[-1] if target.is_dir() else target
     if target.exists() and not force:

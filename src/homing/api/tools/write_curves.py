@@ -30,7 +30,7 @@ class Curves:
 
     @property
     def argv(self) -> list[str]:
-        """The command that shows the curves at `url`, until it is ended."""
+        """The command that shows the curves at `url` until the user stops it."""
         folder, port = str(self.folder), str(self.port)
         return [sys.executable, "-m", "tensorboard.main", "--logdir", folder, "--host", "127.0.0.1", "--port", port]
 
@@ -75,7 +75,7 @@ def _catch_up(each: Following, home: Home) -> int:
     if not follower.catch_up():
         raise UsageError(
             what=f"Cannot read or write the curves of {each.run_id}.",
-            why=f"Read from {each.run_dir or each.store}, written to {each.files}.",
+            why=f"They are read from {each.run_dir or each.store} and written to {each.files}.",
             fix="homing doctor   or with details: homing tensorboard -v",
         )
     if follower.sink is not None:

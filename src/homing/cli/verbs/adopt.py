@@ -1,4 +1,4 @@
-"""`homing adopt`: take over a run from another machine. The confirmation names the money involved."""
+"""`homing adopt`: take over a run from another machine. The confirmation prompt says how much money is involved."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def command(
     base: Base = "",
     json: Json = False,
 ) -> None:
-    """Talk to a trained model. A base model completes what you type; a model fine-tuned on conversations answers it."""
+    """Talk to a trained model. A base model completes what you type; a model fine-tuned on conversations replies."""
     session = open_chat(
         run,
         tokens=tokens,

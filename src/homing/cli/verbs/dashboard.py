@@ -22,7 +22,7 @@ def command(
 ) -> None:
     """Show all runs and what is billing, live in the browser. Read-only: it enforces no limit and ends nothing.
 
-    Set the access token with HOMING_DASHBOARD_TOKEN; otherwise a new one is made each time.
+    Set the access token with HOMING_DASHBOARD_TOKEN; otherwise a new token is generated on every start.
     """
     server = open_dashboard(port=port)
     try:
@@ -34,13 +34,13 @@ def command(
 
 
 def _print_address(url: str, token: str, *, is_made: bool) -> None:
-    """Print the address on stdout, even with -q: without the token the page cannot be opened.
+    """Print the address on stdout, even with -q, because the page cannot be opened without the token.
 
-    A given token is not repeated.
+    A token that the user has set is not printed.
     """
     output.emit("dashboard/1", {"url": url, "token": token if is_made else None})
     if output.is_json():
         return
-    print("Open in a browser:" if is_made else f"Open in a browser; it asks for the token of {TOKEN}:")
+    print("Open in a browser:" if is_made else f"Open in a browser and enter the token from {TOKEN}:")
     print(f"  {url}/{f'#token={token}' if is_made else ''}", flush=True)
     output.say("Read-only: the dashboard enforces no limits and ends nothing. Ctrl-C stops it; all runs continue.")

@@ -1,7 +1,7 @@
 """`homing data check|show`: find mistakes in chat data, and show what a model would learn from it.
 
 check   every line of the files, or of a run: kept, cut, skipped, and why; exit code 2 if a line is invalid
-show    one conversation as tokens, with the trained ones colored, or labeled if there is no color
+show    one conversation as tokens, marking those that are trained on by color, or by a label if there is no color
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ def show(
             print(_in_plain(tokens))
     output.say(f"{document['where']}: {len(tokens):,} tokens, {document['num_learned']:,} of them trained on.")
     if shown.is_last:
-        output.say(f"That was the last. Next: homing verify {name}")
+        output.say(f"That was the last conversation. Next: homing verify {name}")
     else:
         output.say(f"Next: homing data show {shlex.quote(name)} --number {number + 1}")
 
 
 def _in_color(tokens: list[dict[str, Any]], markers: set[int]) -> str:
-    """Return running text: green is trained on, dim is only read, bold is a marker."""
+    """Return the tokens as running text: trained on in green, context only dim, markers in bold."""
 
     def style(token: dict[str, Any]) -> str:
         return (_LEARNED if token["is_learned"] else _READ) + (_MARKER if token["id"] in markers else "")

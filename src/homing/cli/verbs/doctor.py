@@ -55,7 +55,7 @@ def command(
 
 
 def _again(faults: list[Check], run: str | None, sets: list[str] | None, providers: list[str] | None) -> str:
-    """Repeat the command as typed: a different check would not show that the fault is gone."""
+    """Return the command as typed, because other checks would not show that the problem is fixed."""
     named = [shlex.quote(run)] if run else []
     named += [f"--provider {shlex.quote(name)}" for name in providers or []]
     it = "it" if len(faults) == 1 else "them"
@@ -63,7 +63,7 @@ def _again(faults: list[Check], run: str | None, sets: list[str] | None, provide
 
 
 class _Asking:
-    """The check in progress, on a terminal: one line on stderr, rewritten, and cleared when there is output."""
+    """Show the check in progress on a terminal, as one line on stderr that is cleared before other output."""
 
     def __init__(self) -> None:
         self._is_shown = sys.stderr.isatty() and not output.is_quiet()

@@ -40,7 +40,9 @@ def command(
     pass_at: Annotated[
         list[int] | None, typer.Option("--pass-at", metavar="K", min=1, help="Also compute pass@K; repeatable.")
     ] = None,
-    samples: Annotated[int, typer.Option(min=0, help="Answers sampled per question; default: the largest K.")] = 0,
+    samples: Annotated[
+        int, typer.Option(min=0, help="Answers to sample per question; default: the largest --pass-at.")
+    ] = 0,
     temperature: Annotated[
         float | None,
         typer.Option(min=0.0, max=100.0, help="Sampling temperature; default: 0 for one answer, else 0.8."),
@@ -64,8 +66,8 @@ def command(
 ) -> None:
     """Measure a trained model: bits per byte, perplexity, tasks and answers, each with a 95% interval.
 
-    Without --text, --task and --chat it uses what the last phase held out (conversations, questions) and the run's
-    held-out text.
+    Without --text, --task and --chat it uses the conversations or questions that the last phase held out, and
+    the run's held-out text.
     """
     done = eval_model(
         run,

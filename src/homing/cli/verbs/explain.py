@@ -48,8 +48,8 @@ def _print_schema(key: str | None) -> None:
     if key is not None:
         raise UsageError(
             what="--schema prints the schema of the whole run file.",
-            why=f"It was given the key {key!r}.",
-            fix=f"homing explain --schema   The description of the key: homing explain {shlex.quote(key)}",
+            why=f"You also typed the key {key!r}.",
+            fix=f"homing explain --schema   or explain the key: homing explain {shlex.quote(key)}",
         )
     output.emit("run-file-schema/1", {"json_schema": (found := run_file_schema())})
     if not output.is_json():

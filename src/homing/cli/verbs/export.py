@@ -21,9 +21,7 @@ Licence = Annotated[
 ]
 Dtype = Annotated[
     str,
-    typer.Option(
-        "--dtype", metavar="fp32|bf16|fp16", help="Data type for hf and merged; default: that of the checkpoint."
-    ),
+    typer.Option("--dtype", metavar="fp32|bf16|fp16", help="Data type for hf and merged; default: the checkpoint's."),
 ]
 GgufType = Annotated[
     str, typer.Option("--type", metavar="f32|f16|q8_0", help="Data type for gguf and ollama; default: f16.")

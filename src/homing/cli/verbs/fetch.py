@@ -38,7 +38,9 @@ def command(
             "--to", metavar="DIR", help="Target folder; default: models/NAME, or models/NAME-PHASE if that is taken."
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace another or a modified model in the folder.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a different or modified model in the folder.")
+    ] = False,
     or_older: Annotated[
         bool, typer.Option("--or-older", help="Fall back to an older checkpoint if this one is damaged.")
     ] = False,
@@ -60,7 +62,7 @@ def command(
         f"{manifest.phase} step {manifest.step:,} {said}: {format_bytes(got.num_bytes)}, every hash checked."
         f" Logs, metrics and samples: {got.run_dir}"
     )
-    # The latest is fetched because a next phase would continue from it; verbs that use a run directory take the best.
+    # `latest` is the default, because the next phase continues from it. Verbs that read a run directory use the best.
     if fetched.best_step is not None:
         output.say(
             f"This is the latest checkpoint; the best by {figure_of(manifest.phase)} is step {fetched.best_step:,}:"
@@ -98,7 +100,7 @@ def _list(run: str | None) -> None:
         step = found[-1].checkpoint.manifest.step
         output.say(f"Fetch one: homing fetch {name_here(row)} --checkpoint {step} --to models/{row.name}-{step}")
     else:
-        output.say(f"{row.id} has no checkpoint in the store yet: homing watch {name_here(row)}")
+        output.say(f"{row.id} has no checkpoint in the store yet. Watch it: homing watch {name_here(row)}")
 
 
 def _document(shown: Shown) -> dict[str, Any]:

@@ -52,12 +52,14 @@ def _parse(ports: str) -> tuple[int, int]:
     found = re.fullmatch(r"([0-9]{1,5})(?::([0-9]{1,5}))?", ports)
     numbers = [int(found[1]), int(found[2] or found[1])] if found else [0]
     if not all(1 <= number <= 65535 for number in numbers):
-        raise UsageError(what=f"Invalid port: {ports!r}.", why="A port is 1 to 65535.", fix="homing forward RUN 6006")
+        raise UsageError(
+            what=f"Invalid port: {ports!r}.", why="Ports range from 1 to 65535.", fix="homing forward RUN 6006"
+        )
     return numbers[0], numbers[1]
 
 
 def _explain_if_closed(login: Login, there: int, run: str) -> None:
-    """Warn if nothing listens on the remote port: the tunnel would open and then show nothing. Checks once, by SSH."""
+    """Warn if nothing listens on the remote port: the tunnel would open but show nothing. Checks once, over SSH."""
     try:
         knock = login.shell([f"bash -c 'exec 3<>/dev/tcp/127.0.0.1/{there}'"])
         done = subprocess.run(knock, capture_output=True, timeout=_KNOCK_S, check=False)

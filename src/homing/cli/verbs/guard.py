@@ -22,7 +22,7 @@ def command(
         str, typer.Option("--every", metavar="TIME", help="Maximum time between checks: 30, 60s, 5m.")
     ] = f"{DEFAULT_EVERY_S:g}",
     once: Annotated[
-        bool, typer.Option("--once", help="Check once, for cron; waits for a limit that is due before the next check.")
+        bool, typer.Option("--once", help="Check once, for cron; also wait for any limit due before the next check.")
     ] = False,
     while_billing: Annotated[
         bool,
@@ -32,23 +32,23 @@ def command(
 ) -> None:
     """Destroy instances that reached a limit or ended long ago, resume preempted runs, and report silent ones.
 
-    Exit code 6 if something that should not bill may still bill.
+    Exit code 6: a resource that should no longer bill may still be billing.
     """
     output.ignore_output_errors()
     try:
         every_s = parse_duration(every)
     except ValueError as exc:
-        raise UsageError(what=f"--every: {exc}.", fix="--every 60") from exc
+        raise UsageError(what=f"--every: {exc}.", fix="For example: --every 60") from exc
     checks = guard_runs(every_s=every_s, once=once, while_billing=while_billing)
     if not once and not while_billing:
-        output.say(f"Guarding: checking every {every_s:g} s. Ctrl-C stops this guard; the others keep running.")
+        output.say(f"Guarding: checking every {every_s:g} s. Ctrl-C stops this guard; other guards keep running.")
     for checked in checks:
         with contextlib.suppress(OSError):  # the terminal or the reader may be gone; the guard continues
             _show(checked)
     if while_billing:
-        output.say("Nothing is billing: this guard exits.")
+        output.say("Nothing is billing, so this guard exits.")
     else:
-        output.say("Watch a run: homing watch RUN   All of them: homing runs")
+        output.say("Watch a run: homing watch RUN   List all runs: homing runs")
 
 
 def _show(checked: Checked) -> None:

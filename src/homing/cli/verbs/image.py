@@ -1,4 +1,4 @@
-"""`homing image build`: build a container image from the tested versions, and push it, with your own Docker."""
+"""`homing image build`: build a container image from the tested package versions and push it, with your own Docker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def build_(
     sets: Sets = None,
     json_: Json = False,
 ) -> None:
-    """Write a Dockerfile from the tested versions, build and test the image, and push it. Rents nothing."""
+    """Write a Dockerfile with the tested package versions, build and test the image, and push it. Rents nothing."""
     done = build_image(run, push=push, no_docker=no_docker, base=base, folder=folder, sets=sets or [])
     output.emit("image/1", done.to_dict())
     _say_next(done)

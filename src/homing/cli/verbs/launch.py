@@ -1,4 +1,4 @@
-"""`homing launch`: rent, boot, train, push, end billing. The confirmation names the money involved."""
+"""`homing launch`: rent, boot, train, push, end billing. The confirmation prompt says how much money is involved."""
 
 from __future__ import annotations
 
@@ -114,11 +114,11 @@ def _parse_keep(text: str | None) -> float:
     try:
         return 0.0 if text is None else parse_duration(text)
     except ValueError as exc:
-        raise UsageError(what=f"--keep-on-failure: {exc}.", fix="--keep-on-failure 30m") from exc
+        raise UsageError(what=f"--keep-on-failure: {exc}.", fix="For example: --keep-on-failure 30m") from exc
 
 
 class _AtTerminal:
-    """Asks the person at the terminal; --yes agrees to what the plan shows."""
+    """Asks the user at the terminal. --yes accepts the costs that the plan shows."""
 
     def __init__(self, *, yes: bool, dry_run: bool) -> None:
         self._yes, self._is_dry = yes, dry_run
@@ -149,7 +149,7 @@ def _show_request(started: Started) -> None:
 
 
 def _in_short(ready: Draft, request: dict[str, Any]) -> list[tuple[str, str]]:
-    """Summarize what the user agrees to; hashes, paths and variables are only for debugging."""
+    """Summarize what the user agrees to, without hashes, paths and variables, which only help in debugging."""
     offer, limits = ready.order.offer, ready.run.limits
     time_limit = format_duration(limits.time_s) if limits.time_s else "none; the spend limit applies"
     rows = [

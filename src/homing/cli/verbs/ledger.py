@@ -90,7 +90,7 @@ def _say_bills(column: UsdColumn, bills: list[Bill]) -> None:
         return
     ours, reported = (column.total(bill.ours_usd for bill in bills), column.total(bill.provider_usd for bill in bills))
     summary = f"Counted by homing: {column.show(ours)}, reported by providers: {column.show(reported)}"
-    output.say(f"{summary}, over {counted(len(bills), 'instance')} with a provider report.")
+    output.say(f"{summary}, for {counted(len(bills), 'instance')} with a provider report.")
     for bill in bills:
         if not bill.is_within_margin:
             output.say(

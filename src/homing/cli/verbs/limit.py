@@ -33,7 +33,7 @@ def command(
     """Change the limit of a live run: in the ledger, at the provider, and on the instance."""
     if dollars is not None:
         raise UsageError(
-            what=f"{dollars!r}: spend or time limit?",
+            what=f"Is {dollars!r} a spend limit or a time limit?",
             why="A run has two limits: its maximum cost, --spend, and the maximum lifetime of its instance, --time.",
             fix=f"homing limit {run} --spend {_as_dollars(dollars)}",
         )
@@ -41,7 +41,7 @@ def command(
     try:
         time_s = None if time is None else parse_duration(time)
     except ValueError as exc:
-        raise UsageError(what=f"--time: {exc}.", fix="--time 8h") from exc
+        raise UsageError(what=f"--time: {exc}.", fix="For example: --time 8h") from exc
     typed = f" --spend {spend}" * (spend is not None) + f" --time {time}" * (time is not None)
     limited = limit_run(run, spend_usd=spend_usd, time_s=time_s, typed=typed)
     output.emit("limit/1", limited.to_dict())
@@ -52,9 +52,9 @@ def command(
     elif not limited.is_live:
         output.say("The run has no instance now; the next one starts with this limit.")
     else:
-        output.say("The agent has not confirmed it yet; it applies the limit as soon as the request arrives.")
+        output.say("The agent has not confirmed the new limit yet; it will apply it as soon as the request arrives.")
         if limited.change.is_lower:
-            output.say("Until then only the local guard enforces the new limit: homing guard")
+            output.say("Until then, only a guard at home enforces the new limit. To run one: homing guard")
     output.say(f"Check it: homing status {name_here(limited.change.run)}")
 
 

@@ -65,7 +65,7 @@ def _list() -> None:
     )
     output.say("\nStart from a preset: homing new NAME --from tiny --text YOUR_TEXT.txt")
     output.say("Add chat data: homing new NAME --from tiny --text YOUR_TEXT.txt --chat YOUR_CHATS.jsonl")
-    output.say("Or from open weights: homing new NAME --from hf:OWNER/NAME --chat YOUR_CHATS.jsonl")
+    output.say("Start from open weights: homing new NAME --from hf:OWNER/NAME --chat YOUR_CHATS.jsonl")
 
 
 def _report(made: NewRun) -> None:
@@ -76,7 +76,7 @@ def _report(made: NewRun) -> None:
     if not output.is_json():
         print(f"{made.file}: {run.sizes.num_params:,} parameters, from {made.source}.")
     if absent:
-        output.say(f"No text found at {', '.join(absent)}: put yours there, or change data.text in {made.file}.")
+        output.say(f"No text found at {', '.join(absent)}: put your text there, or change data.text in {made.file}.")
     for phase in run.phases if made.loaded.phase_preps else []:
         length = f"{phase.num_steps:,} steps" if phase.num_steps else "steps set by `homing prep`"
         output.say(f"  {phase.kind}: {length} of {phase.batch_tokens:,} tokens, in rows of {run.model.context:,}")
@@ -91,7 +91,7 @@ def _report_open(made: NewRun, chats: list[str]) -> None:
     if not output.is_json():
         print(f"{target}: {made.source}, with adapters.")
     if not chats and not Path(CHATS).exists():
-        output.say(f"No conversations found at {CHATS}: put yours there, or change data.chat in {target}.")
+        output.say(f"No conversations found at {CHATS}: put your chats there, or change data.chat in {target}.")
     # Files in a store can only be checked through the run.
     looked_at = name if any(map(is_in_store, chats)) else shlex.join(chats or [CHATS])
     output.say(f"Check the data: homing data check {looked_at}   Then: homing prep {name}")

@@ -1,4 +1,4 @@
-"""`homing offers`: what every provider would rent now, lowest rate first."""
+"""`homing offers`: what can be rented now from every provider, lowest rate first."""
 
 from __future__ import annotations
 
@@ -25,11 +25,15 @@ def command(
     gpu: Annotated[str | None, typer.Option("--gpu", metavar="NAME", help="Only instances with this GPU.")] = None,
     num_gpus: Annotated[int, typer.Option("--num-gpus", metavar="N", help="Number of GPUs.")] = 1,
     all_configs: Annotated[
-        bool, typer.Option("--all-configs", help="Any number of GPUs: 1x, 2x, 4x, 8x and none.")
+        bool, typer.Option("--all-configs", help="Show offers with any number of GPUs, including none.")
     ] = False,
     provider: Annotated[
         list[str] | None,
-        typer.Option("--provider", metavar="NAME", help="Ask this provider; repeatable. Default: all that are set up."),
+        typer.Option(
+            "--provider",
+            metavar="NAME",
+            help="Query only this provider; repeatable. Default: every provider that is set up.",
+        ),
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -47,7 +51,7 @@ def command(
     say_problems(found.problems)
     for sentence in found.skipped:
         output.say(sentence)
-    output.say("\nThe lowest rate is not always the cheapest to finish. Next: homing plan RUN")
+    output.say("\nThe offer with the lowest rate is not always the cheapest to finish. Next: homing plan RUN")
 
 
 def row_of(number: int, offer: Offer) -> list[str]:
@@ -65,7 +69,7 @@ def row_of(number: int, offer: Offer) -> list[str]:
 
 
 def _vram(offer: Offer) -> str:
-    if not offer.num_gpus:  # the memory of such an offer is host memory
+    if not offer.num_gpus:  # without a GPU, the offer's memory is host memory
         return "-"
     gpu = find_gpu(offer.device)
     return f"{gpu.memory_gib if gpu else _gib(offer)}GB"
@@ -80,7 +84,7 @@ def _notes(offer: Offer, now: float) -> str:
     if offer.num_gpus and find_gpu(offer.device) is None:
         said.append("unknown GPU: cannot be planned")
     if offer.interruptions_per_hour:
-        said.append(f"preempted in {offer.interruptions_per_hour:.1%} of hours")
+        said.append(f"{offer.interruptions_per_hour:.1%} preemption risk per hour")
     said += [f"stock {offer.stock}"] if offer.stock else []
     said += [rate_age(offer, now)] if rate_age(offer, now) else []
     return ", ".join(said)

@@ -41,7 +41,7 @@ def command(
     rate: Annotated[
         str | None,
         typer.Option(
-            "--rate", metavar="DOLLARS", help="Plan every GPU at this rate per hour, without asking providers."
+            "--rate", metavar="DOLLARS", help="Plan every GPU at this rate per hour, without querying providers."
         ),
     ] = None,
     resolved: Annotated[bool, typer.Option("--resolved", help="Show every value and where it came from.")] = False,
@@ -93,7 +93,9 @@ def _show(plan: Plan, loaded: Loaded, now: float, typed: str) -> None:
     output.say(f"\n{_recommendation(plan)}")
     then = f"homing launch {typed} --spend-limit {suggested_limit(plan)}"
     if _is_long_here(plan):
-        output.say("That takes long on this computer. Plan a rented GPU from list prices; no API key needed.")
+        output.say(
+            "That takes a long time on this computer. Plan a rented GPU at list prices instead, without an API key."
+        )
         then = f"homing plan {typed} --set cloud.providers=runpod"
     output.say(f"Next: {then}" if loaded.is_prepared else f"Next: homing prep {typed}   then: {then}")
 
@@ -125,7 +127,7 @@ def _limits(plan: Plan) -> str:
 
 
 def _refused(plan: Plan, row: OfferPlan) -> str:
-    """Say if the limit is below the minimum that launch accepts: no finished model would come out of it."""
+    """Warn if the limit is below the minimum that launch accepts, because no model could be finished within it."""
     limit = plan.run.limits.spend_usd
     is_refused = limit is not None and row.minimum_usd > Decimal(limit)
     return f"; the minimum spend limit there is {usd(row.minimum_usd)}" if is_refused else ""
@@ -147,7 +149,7 @@ def _show_phases(plan: Plan) -> None:
 
 
 def _say_left_out(plan: Plan) -> None:
-    """Print the excluded offers with a lower rate than the best, which the user would ask about; count the others."""
+    """Print excluded offers whose rate is below the best one's, because users ask about them; count the rest."""
     lower = [each for each in plan.left_out if each.offer.rate_usd_per_hour <= plan.best.offer.rate_usd_per_hour]
     for each in lower[:_LEFT_OUT]:
         rate = usd(each.offer.rate_usd_per_hour)

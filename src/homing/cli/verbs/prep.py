@@ -2,9 +2,9 @@
 
 run file or flags -> homing.api.data.prepare -> report -> steps and epochs -> verify
 
-Also works without a run file: `homing prep --text a.txt --out data/x --vocab-size 10000`. With one, flags are written
-into the file when the work is done, so that later verbs use the same data; `--set` and `--smoke` change one command
-only.
+Also works without a run file: `homing prep --text a.txt --out data/x --vocab-size 10000`. With a
+run file, flags are written into it when the work is done, so that later verbs use the same data. `--set` and `--smoke`
+affect only one command.
 """
 
 from __future__ import annotations
@@ -92,5 +92,5 @@ def command(
     for warning in done.warnings:
         output.say(f"warning: {warning}")
     if not done.is_run:
-        output.say(f"To use it in a run file, set `data.dir: {done.dir}`: homing new NAME --from tiny")
+        output.say(f"To use it, create a run file (homing new NAME --from tiny) and set `data.dir: {done.dir}`.")
     output.say(f"Next: {result['next']}")

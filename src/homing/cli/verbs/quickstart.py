@@ -27,7 +27,7 @@ def command(
     ),
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the run.")] = "first",
     spend_limit: Annotated[
-        str, typer.Option("--spend-limit", metavar="DOLLARS", help="Simulated dollars; the limit is enforced.")
+        str, typer.Option("--spend-limit", metavar="DOLLARS", help="Limit in simulated dollars; it is enforced.")
     ] = "0.10",
     steps: Annotated[
         int | None, typer.Option("--steps", min=10, help="Number of training steps instead of the preset's.")

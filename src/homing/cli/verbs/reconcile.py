@@ -1,4 +1,4 @@
-"""`homing reconcile`: compare all resources with our mark, at every provider, to the ledger."""
+"""`homing reconcile`: compare all resources that carry our mark, at every provider, with the ledger."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def command(
     yes: Yes = False,
     json_: Json = False,
 ) -> None:
-    """Ask every provider for resources with our mark, and destroy or keep those missing from the ledger.
+    """List every provider's resources with our mark, and destroy or keep those missing from the ledger.
 
     Touches nothing else.
     """
     is_chosen = is_destroy or is_adopt
 
     def agrees(question: str) -> bool:
-        # --yes alone decides nothing: it only agrees to what a flag asks for.
+        # --yes alone decides nothing: it only confirms the action that a flag requests.
         return output.ask(question, yes=yes and is_chosen)
 
     reconciled = reconcile_all(

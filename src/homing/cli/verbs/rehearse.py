@@ -27,9 +27,9 @@ def command(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Random seed of the simulated cloud.")] = 0,
     is_listing: Annotated[bool, typer.Option("--list-faults", help="List the faults.")] = False,
-    no_guard: Annotated[bool, typer.Option("--no-guard", help="Simulate a cloud without its own spend guard.")] = False,
+    no_guard: Annotated[bool, typer.Option("--no-guard", help="Simulate a provider that has no spend guard.")] = False,
     spend_limit: Annotated[
-        str | None, typer.Option("--spend-limit", metavar="DOLLARS", help="Simulated dollars; the limit is enforced.")
+        str | None, typer.Option("--spend-limit", metavar="DOLLARS", help="Limit in simulated dollars; it is enforced.")
     ] = None,
     sets: Sets = None,
     json_: Json = False,
@@ -69,7 +69,7 @@ def _show_faults() -> None:
     faults = list_faults()
     output.emit("rehearse-faults/1", {"faults": faults})
     output.table(["fault", "what happens"], faults.items())
-    output.say("Rehearse some of them: homing rehearse RUN --fault preempt --fault destroy-lies")
+    output.say("Rehearse with some of these faults: homing rehearse RUN --fault preempt --fault destroy-lies")
 
 
 def _print_event(kind: str, text: str) -> None:
@@ -77,7 +77,7 @@ def _print_event(kind: str, text: str) -> None:
 
 
 def _print_prepared(prepared: Prepared) -> None:
-    """Print what `homing prep` prints, on stderr: with --json our stdout carries one document."""
+    """Print the output of `homing prep` on stderr, because with --json our stdout carries a single document."""
     if "splits" in prepared.document:
         with contextlib.redirect_stdout(sys.stderr):
             print_report(prepared.document, is_run=prepared.is_run)
@@ -98,5 +98,5 @@ def _say_verdict(rehearsed: Rehearsed) -> None:
     assert done.fetched is not None
     output.say(
         f"Passed: nothing was left billing, {usd(done.verdict.bill_usd)} of {usd(order.limit_usd)} simulated dollars"
-        f" were spent, bill and ledger agree, and the model of step {done.fetched.manifest.step:,} was fetched."
+        f" were spent, bill and ledger agree, and the model from step {done.fetched.manifest.step:,} was fetched."
     )

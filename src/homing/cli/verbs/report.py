@@ -32,7 +32,7 @@ def command(
     ] = False,
     json_: Json = False,
 ) -> None:
-    """Write one page about a run: what was trained, on which data, how it went, samples, where, and the cost.
+    """Write one page about a run: the model, its data, how training went, samples, the machine and the cost.
 
     NAME selects the newest finished run with that name, as in chat; NAME@RUN selects any run, finished or not.
     """
@@ -48,7 +48,7 @@ def command(
     if out is not None:
         output.say(f"Written: {' and '.join(done.files)}")
     elif not output.is_json():
-        output.say(f"Write one file with curves: homing report {report.run} --out {report.name}.html")
+        output.say(f"Write an HTML page with curves: homing report {report.run} --out {report.name}.html")
 
 
 def _show_for_maintainers(done: RunReport, out: Path | None) -> None:

@@ -16,7 +16,7 @@ __all__ = ["command"]
 
 def command(
     run: Model = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Local port (another if it is in use); 0: any.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Local port, or another if it is in use; 0: any.")] = 8000,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Address to listen on; any but loopback needs --network.")
     ] = "127.0.0.1",
@@ -34,7 +34,7 @@ def command(
 
     Prints the address of the page, the variables for OpenAI clients and an example request. --tokens, --temperature and
     --top-k are the defaults for requests that do not set them. Set the access token with HOMING_SERVE_TOKEN; otherwise
-    a new one is made each time.
+    a new token is generated on every start.
     """
     server = serve_model(
         run,
@@ -58,9 +58,9 @@ def command(
 
 
 def _print_addresses(server: ModelServer) -> None:
-    """Print the address on stdout, even with -q: without the token no request is accepted.
+    """Print the address on stdout, even with -q, because no request is accepted without the token.
 
-    A given token is not repeated.
+    A token that the user has set is not printed.
     """
     session, url, token, is_made = server.session, server.url, server.token, not server.is_token_given
     if server.is_open:
@@ -75,8 +75,8 @@ def _print_addresses(server: ModelServer) -> None:
     path, body = ("completions", '{"prompt": "Once", "max_tokens": 20}')
     if session.is_chat:
         path, body = ("chat/completions", '{"messages": [{"role": "user", "content": "Hello"}]}')
-    # Each on its own line, for copying.
-    print("Open in a browser:" if is_made else f"Open in a browser; it asks for the token of {TOKEN}:")
+    # Print each one on its own line, so that it is easy to copy.
+    print("Open in a browser:" if is_made else f"Open in a browser and enter the token from {TOKEN}:")
     print(f"  {url}/{f'#token={token}' if is_made else ''}")
     print("For OpenAI API clients:")
     print(f"  export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={shown}")

@@ -19,7 +19,7 @@ __all__ = ["command"]
 
 def command(
     provider: Annotated[
-        str, typer.Argument(metavar="PROVIDER", help="runpod, shadeform, aws, modal, ssh, local.")
+        str, typer.Argument(metavar="PROVIDER", help="Provider: runpod, shadeform, aws, modal, ssh or local.")
     ] = "",
     store: Annotated[
         str,

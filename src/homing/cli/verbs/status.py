@@ -28,7 +28,7 @@ def command(
     try:
         every_s = None if watch is None else check_interval(parse_duration(watch), "--watch")
     except ValueError as exc:
-        raise UsageError(what=f"--watch: {exc}.", fix="--watch 30") from exc
+        raise UsageError(what=f"--watch: {exc}.", fix="For example: --watch 30") from exc
     words = ""
     for seen in run_status(run, every_s=every_s):
         output.emit("status/1", seen.document)

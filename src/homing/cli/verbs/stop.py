@@ -32,7 +32,7 @@ def command(
     try:
         timeout_s = parse_duration(timeout)
     except ValueError as exc:
-        raise UsageError(what=f"--timeout: {exc}.", fix="--timeout 10m") from exc
+        raise UsageError(what=f"--timeout: {exc}.", fix="For example: --timeout 10m") from exc
     try:
         stopped = stop_run(run, wait=not no_wait, timeout_s=timeout_s)
     except StoppedWaiting as left:

@@ -1,4 +1,4 @@
-"""`homing store ls|get|put|rm`: list a store, copy single files from and to it, remove old checkpoints."""
+"""`homing store ls|get|put|rm`: list a store, copy single files to and from it, remove old checkpoints."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def get(
     with _progress(key) as on_progress:
         done = get_file(key, to, force=force, store=store, on_progress=on_progress)
     output.emit("store-get/1", done)
-    checked = "hash verified" if done["is_checked"] else "size verified; the store has no hash of it"
+    checked = "hash verified" if done["is_checked"] else "size verified; the store has no hash for it"
     output.say(f"{done['path']}: {format_bytes(done['num_bytes'])}, {checked}.")
 
 
@@ -85,7 +85,7 @@ def put(
 def rm(key: Key, yes: Yes = False, store: Url = None, json_: Json = False) -> None:
     """Remove a key or a folder.
 
-    The best and the last checkpoint of a run are kept, and so is everything of a live run.
+    The best and the last checkpoint of a run are kept, and so are all files of a live run.
     """
     done = remove_files(key, store=store, agrees=lambda question: output.ask(question, yes=yes))
     if done is None:
@@ -97,7 +97,7 @@ def rm(key: Key, yes: Yes = False, store: Url = None, json_: Json = False) -> No
 
 @contextmanager
 def _progress(key: str) -> Iterator[Progress]:
-    """Show progress: a running line on a terminal, otherwise a line every half minute; nothing for quick transfers."""
+    """Show progress: a line that is rewritten on a terminal, else one every half minute. Quick transfers show none."""
     is_terminal = sys.stderr.isatty()
     begun, last_report, is_open = time.monotonic(), time.monotonic(), False
 

@@ -1,6 +1,6 @@
 """`homing train`: train on this machine, with the same trainer as on a rented instance.
 
-The same command resumes the newest unfinished run of that name; --fresh begins another. --extend trains a finished or
+The same command resumes the newest unfinished run of that name; --fresh starts a new one. --extend trains a finished or
 stopped model for more steps. On Ctrl-C, the trainer saves a checkpoint, and this verb prints how to resume.
 """
 
@@ -72,7 +72,7 @@ def _print_outcome(done: TrainedHere, name: str, *, is_smoke: bool) -> None:
     run_dir, outcome, error, opened = done.run_dir, done.outcome, done.error, done.opened
     output.emit("train/1", done.to_dict())
     if error and output.is_json():
-        raise typer.Exit(error.exit_code)  # the one document contains everything
+        raise typer.Exit(error.exit_code)  # the JSON document already contains the error
     if error:
         raise error
     output.say(f"\nModel saved in {done.checkpoint}")
@@ -85,14 +85,14 @@ def _print_outcome(done: TrainedHere, name: str, *, is_smoke: bool) -> None:
         f"  homing generate {run_dir.name} --prompt 'Once'   # complete a prompt",
         f"  homing chat {run_dir.name}                       # chat with it",
     ]
-    for way in reversed(ways) if outcome.phase in ("sft", "rl") else ways:  # the more suitable one first
+    for way in reversed(ways) if outcome.phase in ("sft", "rl") else ways:  # the more suitable command comes first
         output.say(way)
     if is_smoke:
         output.say(f"  homing plan {name}   # the smoke run passed; plan the full run")
         return
     output.say(f"  homing eval {run_dir.name}                       # evaluate it")
-    output.say(f"  homing export {run_dir.name}                     # for transformers and llama.cpp")
+    output.say(f"  homing export {run_dir.name}                     # use it in transformers and llama.cpp")
     if outcome.phase in ("pretrain", "mid"):
         output.say(f"  homing train {name} --phase sft   # fine-tune it, with a phase of kind sft in its run file")
     output.say(f"  homing train {name} --extend {max(1, outcome.step // 2)}   # train it further")
-    output.say(f"  homing plan {name}   # plan the same on a rented GPU")
+    output.say(f"  homing plan {name}   # plan the same run on a rented GPU")

@@ -2,7 +2,7 @@
 
 parameters by part, FLOPs -> memory on each GPU -> vocabulary, shards, tokens -> one forward and backward pass -> plan
 
-Everything but that pass is arithmetic and needs no torch; `--no-run` leaves the pass out.
+Everything except that pass is arithmetic and does not need torch; `--no-run` skips the pass.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def command(
     loaded = found.loaded
     output.emit("verify/1", found.document)
     if found.problems and output.is_json():
-        raise typer.Exit(2)  # the one document already contains the problems
+        raise typer.Exit(2)  # the JSON document already contains the problems
     raise_problems(found)
     is_all = loaded.is_prepared and not found.document.get("step", {}).get("left_out")
     sound = "All checks passed." if is_all else "The checks that ran passed."

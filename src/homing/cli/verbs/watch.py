@@ -1,4 +1,4 @@
-"""`homing watch`: print steps, loss, speed, samples and spend as they come, until the run ends."""
+"""`homing watch`: print steps, loss, speed, samples and spend as they arrive, until the run ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from homing.units import parse_duration
 
 __all__ = ["command"]
 
-# Prefix of each kind of report; metrics lines and the head line have none.
+# The prefix that is printed before each kind of report.
 _BEGINNINGS = {"head": "", "line": "", "event": "  ", "sample": "", "alert": "! ", "problem": "warning: ", "end": ""}
 
 
@@ -38,7 +38,7 @@ def command(
     try:
         every_s = parse_duration(every)
     except ValueError as exc:
-        raise UsageError(what=f"--every: {exc}.", fix="--every 30") from exc
+        raise UsageError(what=f"--every: {exc}.", fix="For example: --every 30") from exc
     trackers = [*(tracker or []), *["wandb"] * wandb]
     watched = watch_run(run, every_s=every_s, trackers=trackers, tracker_name=run_name)
     try:
@@ -66,7 +66,7 @@ def _show(report: Report) -> None:
 
 
 def _folded(line: str, width: int) -> str:
-    """Wrap the line before a bar, not inside a figure, if the terminal is too narrow."""
+    """If the terminal is too narrow, wrap the line between two fields, not inside one."""
     first, *rest = line.split(" | ")
     rows = [first]
     for part in rest:

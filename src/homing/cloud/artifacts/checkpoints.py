@@ -100,7 +100,7 @@ def best_step(store: Store, run_id: str, phase: str) -> int | None:
 
 
 def known_hash(store: Store, key: str) -> str | None:
-    """Return the sha256 that a key's content must have, from an object's name or a file's manifest, or None."""
+    """Return the sha256 that a file must have, according to its own name or its manifest, or None if unknown."""
     folder, _, name = key.rpartition("/")
     if folder == file_names.STORE_OBJECTS and re.fullmatch(r"[0-9a-f]{64}", name):
         return name
@@ -276,7 +276,7 @@ def choose(store: Store, run: RunRow, which: str, phases: list[str]) -> list[Sto
         there = ", ".join(f"{each.manifest.phase} {each.manifest.step}" for each in found)
         raise UsageError(
             what=f"{run.id} has no checkpoint {which!r}.",
-            why=f"In the store: {there}.",
+            why=f"Available checkpoints: {there}.",
             fix="Use --checkpoint with latest, best, one of these steps, or PHASE:STEP",
         )
     return found[index:]
@@ -424,7 +424,7 @@ def _is_same(home: Home, checkpoint: StoredCheckpoint, model_dir: Path) -> bool:
 
 
 def _fetch_documents(home: Home, store: Store, run: RunRow) -> Path:
-    """Fetch logs, metrics and samples. Skip files that disappear in the meantime, because they only inform the user."""
+    """Fetch logs, metrics and samples. Skip files that disappear in the meantime, because nothing else needs them."""
     folder = home.run_dir(run.id)
     prefix = run_key(run.id) + "/"
     for entry in store.list(prefix):

@@ -68,19 +68,19 @@ def plan_removal(store: Store, key: str, home: Home) -> Removal:
 
 
 def not_there(store: Store, key: str) -> UsageError:
-    """Return the error for a key that the store does not have."""
+    """Return the error for a key that the store does not contain."""
     keys = [entry.key for entry in store.list("")]
     if below := [each for each in keys if each.startswith(key.rstrip("/") + "/")]:
         return UsageError(
             what=f"{key} is a folder with {counted(len(below), 'file')}.",
-            why="This command gets one file; to fetch a whole model: `homing fetch RUN`.",
+            why="This command copies a single file. To fetch a whole model, use `homing fetch RUN`.",
             fix=f"Get one file: homing store get {below[0]} --store {store.url}",
         )
     folders = {"/".join(key.split("/")[:depth]) for key in keys for depth in range(1, 6)}
     near = difflib.get_close_matches(key, sorted(folders | set(keys)), n=5, cutoff=0.5)
     return UsageError(
         what=f"There is no {key} in {store.url}.",
-        why=f"Closest: {', '.join(near)}." if near else f"It has {len(keys)} files.",
+        why=f"Closest: {', '.join(near)}." if near else f"The store contains {len(keys)} files.",
         fix=f"List the store: homing store ls --store {store.url}",
     )
 
@@ -156,7 +156,7 @@ def _check_run(store: Store, parts: list[str], home: Home) -> None:
 
 
 def _check_owner(store: Store, run_id: str, home: Home) -> None:
-    """Raise unless this home owns the run and the run has ended. A run that no home claims may be removed."""
+    """Raise unless this home owns the run and the run has ended. A run that no home claims can be removed."""
     lease, record = newest(store, run_id), read_document(store, run_key(run_id, file_names.RECORD), RunRecord)
     owner = lease.owner if lease is not None else record.owner if record is not None else home.owner
     if owner != home.owner:
@@ -238,7 +238,7 @@ def stored_keys(home: Home, run: RunRow) -> tuple[list[str], list[str]]:
 def remove_stored(home: Home, run: RunRow, keys: list[str]) -> None:
     """Remove the keys permanently and verify that they are gone. The caller must have asked for confirmation."""
     store = home.store_of(run)
-    keep_no_record(home, run.id)  # must come first, because a concurrent guard would write the record back
+    keep_no_record(home, run.id)  # must come first, because a concurrent guard could otherwise write the record back
     remove(store, Removal(in_order(keys), 0, folders=tuple(_folders(store, run))))
 
 

@@ -1,6 +1,6 @@
 """Tells whether a guard is on duty at home, and lets a launch start one in the background.
 
-    sign_in     records a pass of a guard, and the providers that answered, in guard.json in the home
+    sign_in     records a guard's pass, and the providers that answered, in guard.json in the home
     is_on_duty  tells whether a guard signed in recently and will make further passes
     start       starts `homing guard` as a process that outlives the launch, and waits for its first pass
     is_needed   tells whether any resource of this home bills or may bill
@@ -56,7 +56,7 @@ def start(home: Home, provider: str) -> int:
         home.world.signal(pid, signal.SIGTERM)
         raise UsageError(
             what=f"The background guard did not reach {provider} within {format_duration(_FIRST_ROUND_S)}.",
-            why=f"Its log: {home.path / LOG}",
+            why=f"See its log: {home.path / LOG}",
             fix="Find out why: homing guard   or launch with a single guard: --one-guard",
         )
     return pid

@@ -1,11 +1,11 @@
 """Reads a run's metrics.jsonl: all lines of a short file, or the lines that a curve needs from a long one.
 
     metrics.jsonl --in blocks--> from each of a thousand blocks: first line, smallest and largest loss (rl: reward);
-                                 every validation (of many, the best and the last) and each change of phase;
+                                 every validation (only first, best and last if there are many), each phase change;
                                  the first and last lines of the file                              --> [Metric]
 
 Each Metric is a line as written. Nothing is averaged. A file of a million lines is read once, in one pass, and never
-held in memory as a whole if the store supports partial reads. In a file larger than _EXAMINED bytes, only an evenly
+held in memory in full if the store supports partial reads. In a file larger than _EXAMINED bytes, only an evenly
 spread sample is searched for the smallest and largest loss, because parsing every number would take longer than anyone
 waits for a page.
 """

@@ -1,6 +1,6 @@
 """The guard at home makes repeated passes over all runs of this home, on any machine that has its ledger.
 
-    refresh -> per run:  limit near             destroy, later than agent and dead-man would act (wire/guard_timing.py);
+    refresh -> per run:  limit near             destroy, later than the agent and dead-man would (wire/guard_timing.py);
                                                 for a run adopted by a different home, its new owner's limit applies
                          ended but still bills  destroy
                          dead or preempted      destroy what is left, then relaunch on another offer (relaunch.py)
@@ -10,7 +10,7 @@
 
 A store that cannot be read does not mean that the machine is silent, so in that case only the limits are enforced. A
 problem with one run never keeps the pass from checking the others. Several guards may run at once: destroying twice is
-harmless, only one relaunch wins, and the action log (contact/reported_actions.py) makes sure that each event is
+harmless, only one relaunch wins, and the action log (contact/action_log.py) makes sure that each event is
 reported once.
 """
 
@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable
 from decimal import Decimal
 
-from homing.cloud.contact import heartbeats, reported_actions
+from homing.cloud.contact import action_log, heartbeats
 from homing.cloud.contact.home_guard import sign_in
 from homing.cloud.destroy import end_duplicates
 from homing.cloud.guard import relaunch
@@ -117,7 +117,7 @@ def guard_pass(
 def _soonest(home: Home, only: str | None) -> float:
     """Return when the first limit is due, judging by the ledger alone. Providers must answer before that time.
 
-    Storage costs, and the limits set by a new owner, are unknown until a provider or store is asked.
+    Storage costs, and the limits set by a new owner, are unknown until a provider or store answers.
     """
     now, moments = home.world.now(), [math.inf]
     runs = [run for run in home.ledger.unfinished_runs() if only in (None, run.id) and run.state != ADOPTED]
@@ -171,7 +171,7 @@ def _unfailing(notify: Say) -> Say:
 def _look_at_the_rest(home: Home, made: Pass) -> None:
     """Report our instances that belong to no run, and retry destroys that were requested but not confirmed."""
     lines = [line for line in home.ledger.open_lines() if not line.run_id]
-    unknown = [line for line in lines if line.run_name == "?"]  # the user kept any instance with another name
+    unknown = [line for line in lines if line.run_name == "?"]  # the user chose to keep the other ones
     for line in unknown:
         where = f"{line.provider} {line.instance_id or line.mark} at {_usd(line.rate_usd_per_hour)}/h"
         made.may_bill.append(f"{where} was created by this home but belongs to no run. Resolve it: homing reconcile")
@@ -263,7 +263,7 @@ class _Round:
         rate, spent, marks = Decimal(0), Decimal(0), {line.mark for line in self.lines}
         for line in {line.provider: line for line in self.billing}.values():
             if line.mark in self.made.silent:
-                continue  # this provider is already reported as silent, and asking again would block just as long
+                continue  # this provider is already reported as silent; querying it again would block just as long
             try:
                 owned = [each for each in things_of(self.home, line, self.made) if each.mark in marks]
             except TROUBLE as exc:
@@ -289,7 +289,7 @@ class _Round:
         if (waited_s > meter.MARGIN_S and not wants_time) or self._waits_for_us():
             # The instance is destroyed, but an interrupted run may still be resumed.
             for line in self.billing if self.run.is_interrupted else []:
-                self._note(f"lost-{line.mark}", "lost", "The remaining resources of the run are destroyed.")
+                self._note(f"lost-{line.mark}", "lost", "The run's remaining resources are destroyed.")
             ago = f"{format_duration(waited_s)} after the run ended ({self.run.state})"
             self._end(f"The local guard ended the instance, which was still billing {ago}.", "late")
             end_all(self.home, self.made)
@@ -303,7 +303,7 @@ class _Round:
 
         An alert is sent every hour. Only the limit or the user ends the instance.
         """
-        if not reported_actions.has(self.home, self.run.id, kept_key(line.mark)):
+        if not action_log.has(self.home, self.run.id, kept_key(line.mark)):
             return False
         spend = _usd(meter.line_spend(line, self.now))
         text = (
@@ -374,7 +374,7 @@ class _Round:
         beat = status.reports.heartbeat if status.reports else None
         key = f"dead-{line.mark}-{beat.t if beat else 0:.0f}"
         self._alert(key, f"The agent is no longer running on {line.mark}: {instance.detail}.")
-        seen_at = reported_actions.when(self.home, self.run.id, key)
+        seen_at = action_log.when(self.home, self.run.id, key)
         if seen_at is not None and self.now - seen_at >= DEAD_S:
             self._lose(line, "the agent is no longer running on its instance")
 
@@ -425,7 +425,7 @@ class _Round:
             if after is None or not after.is_live:  # the run is live if another guard relaunched it first
                 self._alert(f"waits-{lines[-1].mark}-{exc.what}", f"Could not relaunch it yet: {exc.what}")
         else:
-            if reported_actions.note(self.home, run.id, f"went-on-{lines[-1].mark}", "guard", said):
+            if action_log.note(self.home, run.id, f"went-on-{lines[-1].mark}", "guard", said):
                 self.made.done.append(f"{run.id}: {said}")
 
     # --- actions ---
@@ -473,7 +473,7 @@ class _Round:
         billing instances.
         """
         try:
-            return reported_actions.note(self.home, self.run.id, key, kind, text)
+            return action_log.note(self.home, self.run.id, key, kind, text)
         except OSError as exc:
             self.made.problems.append(f"{self.run.id}: could not write to its action log: {exc}")
             return True
@@ -481,7 +481,7 @@ class _Round:
     def _status(self, lines: list[LedgerLine] | None = None) -> Status:
         """Return the run's status from its store. `lines` are its attempts, if the caller has just read them.
 
-        A store that did not answer earlier in this pass is not asked again.
+        A store that did not answer earlier in this pass is not queried again.
         """
         problem = next((text for text in self.made.problems if text.startswith(unread(self.run))), "")
         if not problem:

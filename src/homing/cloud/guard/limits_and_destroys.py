@@ -99,7 +99,7 @@ def end_line(home: Home, line: LedgerLine, made: Pass) -> None:
 
 
 def things_of(home: Home, line: LedgerLine, made: Pass) -> list[Resource]:
-    """Return the volumes and other resources at the line's provider, which is asked once per pass for all runs."""
+    """Return the volumes and other resources at the line's provider, which is queried once per pass for all runs."""
     key = line.provider if home.is_ours(line.mark) else line.mark
     if key not in made.things:
         provider, patience = home.provider_of(line), patience_s(home.world, made.by)
@@ -111,7 +111,7 @@ def things_of(home: Home, line: LedgerLine, made: Pass) -> list[Resource]:
 
 
 def owned_by(home: Home, line: LedgerLine, made: Pass) -> list[Instance]:
-    """Return our instances at the line's provider, which is asked once per pass for all runs."""
+    """Return our instances at the line's provider, which is queried once per pass for all runs."""
     key = line.provider if home.is_ours(line.mark) else line.mark
     if key not in made.owned:
         made.owned[key] = home.provider_of(line).list_owned()
@@ -155,7 +155,7 @@ class Terms:
 
 
 def terms_of(home: Home, run: RunRow, known: list[LedgerLine]) -> Terms:
-    """Return the limits of a run. `known` are its attempts in this home's ledger, which is the more accurate source."""
+    """Return a run's limits. `known`: its attempts in this home's ledger, which is more accurate than the record."""
     limit = _dollars(run.spend_limit_usd)
     if limit is None:  # every launch sets a limit, so the row is damaged, but its attempts still record the limit
         limit = max((Decimal(line.limit_usd) for line in known if line.limit_usd is not None), default=None)

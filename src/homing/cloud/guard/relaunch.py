@@ -1,9 +1,9 @@
 """Resumes a run whose machine was preempted or lost: next offer, newest complete checkpoint, same limit.
 
-    is_wanted    the run was interrupted, none of its instances bills here, and no one at home requested the end
+    is_wanted    the run was interrupted, no instance of it is billing here, and no one at home asked to end it
     relaunch     plan -> offers, cheapest to finish first -> draft -> launch; if an offer fails, try the next one
 
-Two guards may try at once: the launch lock, the ledger's intent and the lease let exactly one through.
+Two guards may try at the same time. The launch lock, the ledger's intent and the lease ensure that only one succeeds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 
-from homing.cloud.contact import reported_actions
+from homing.cloud.contact import action_log
 from homing.cloud.contact.heartbeats import read_document
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.launch.draft import without_time
@@ -69,20 +69,18 @@ def is_wanted(home: Home, run: RunRow, lines: list[LedgerLine]) -> bool:
 
 def _is_interrupted(home: Home, run: RunRow, last: str) -> bool:
     if run.reason == CUT_SHORT:
-        return reported_actions.has(home, run.id, f"relaunch-{last}")  # True if a guard died while launching
-    is_ours = reported_actions.has(home, run.id, f"lost-{last}") or reported_actions.has(
-        home, run.id, f"unlaunched-{last}"
-    )
+        return action_log.has(home, run.id, f"relaunch-{last}")  # True if a guard died while launching
+    is_ours = action_log.has(home, run.id, f"lost-{last}") or action_log.has(home, run.id, f"unlaunched-{last}")
     return run.is_interrupted and (is_ours or not home.ledger.is_destroy_asked(last))
 
 
 def relaunch(home: Home, run: RunRow, notify: Callable[[str], None]) -> str:
-    """Launch the run again and return a sentence that says what was done. Raise the error if every offer fails."""
+    """Relaunch the run and return a sentence that describes the result. If every offer fails, raise the last error."""
     require_owner(home, run)
     kept = load_documents(home, run)
     if kept.run.cloud.on_preempt != "relaunch":
         return f"Not relaunched: cloud.on_preempt is {kept.run.cloud.on_preempt}."
-    if reported_actions.count(home, run.id, RELAUNCHED) >= kept.run.limits.relaunches:
+    if action_log.count(home, run.id, RELAUNCHED) >= kept.run.limits.relaunches:
         return f"Not relaunched: limits.relaunches is {kept.run.limits.relaunches}."
     request = read_document(home.store_of(run), run_key(run.id, file_names.REQUEST), Request)
     if request is not None and request.stop:
@@ -106,8 +104,8 @@ def relaunch(home: Home, run: RunRow, notify: Callable[[str], None]) -> str:
         try:
             _refuse_dear(row.offer, kept.run, home.ledger.lines(run.id))
             check_own(home, row.offer.provider, home.ledger.lines(run.id))
-            # Draft inside the try block, because the rest of the limit may be too little for this offer but enough for
-            # the next one.
+            # Draft inside the try block, because what remains of the limit may be too little for this offer but enough
+            # for the next one.
             return _launch(draft(order, home), home, run, notify)
         except NotOwner:
             raise  # a different offer would not help
@@ -126,13 +124,13 @@ def _refuse_dear(offer: Offer, run: Run, lines: list[LedgerLine]) -> None:
         rate = meter.show_usd(offer.rate_usd_per_hour)
         raise UsageError(
             what=f"The offer costs {rate}/h, which you have not approved.",
-            why=f"{run.name} ran at {meter.show_usd(before)}/h at most, and limits.rate is not set.",
+            why=f"So far, {run.name} has cost at most {meter.show_usd(before)}/h, and limits.rate is not set.",
             fix=f"Run homing launch {run.name} --resume and confirm, or set limits.rate in the run file beforehand",
         )
 
 
 def load_documents(home: Home, run: RunRow) -> _Documents:
-    """Return the run as it was launched, from its folder at home. The spend limit in the ledger may be newer."""
+    """Return the run as launched, read from its folder at home. The ledger may contain a newer spend limit."""
     folder = home.run_dir(run.id)
     resolved = codec.loads(Run, home.world.read(folder / file_names.RUN))
     text, note = "", {}
@@ -150,7 +148,7 @@ def load_documents(home: Home, run: RunRow) -> _Documents:
 
 
 def _has_used_its_time(line: LedgerLine, run: Run) -> bool:
-    """Return True if the machine lived until its time limit, so that a guard ended it rather than a preemption."""
+    """Return True if the machine reached its time limit, which means that a guard ended it and not a preemption."""
     if not run.limits.time_s or line.created_at is None or line.destroyed_at is None:
         return False
     return line.destroyed_at - line.created_at >= run.limits.time_s * (1 - RESERVE_FRACTION)
@@ -176,7 +174,7 @@ def _launch(ready: Draft, home: Home, run: RunRow, notify: Callable[[str], None]
     where = f"{offer.provider} {offer.name} at {meter.show_usd(offer.rate_usd_per_hour)}/h"
     text = f"Attempt {ready.attempt} launches on {where}, from the last checkpoint."
     # Written before the launch, so that the log shows that a guard made this attempt even if the guard dies during it.
-    reported_actions.note(home, run.id, f"relaunch-{ready.mark}", RELAUNCHED, text)
+    action_log.note(home, run.id, f"relaunch-{ready.mark}", RELAUNCHED, text)
     try:
         launch(ready, home, notify=notify, last=run)
     except (EndedElsewhere, StillBilling):
@@ -186,7 +184,7 @@ def _launch(ready: Draft, home: Home, run: RunRow, notify: Callable[[str], None]
         after = home.ledger.run(run.id)
         # Replace only what our own undo wrote, because a person may have ended the run in the meantime.
         if after is not None and not after.is_live and after.reason.startswith(UNDONE):
-            reported_actions.note(home, run.id, f"unlaunched-{ready.mark}", "not_relaunched", exc.what)
+            action_log.note(home, run.id, f"unlaunched-{ready.mark}", "not_relaunched", exc.what)
             home.ledger.set_run(run.id, state=run.state, reason=run.reason, exit_code=run.exit_code)
         raise
     return text

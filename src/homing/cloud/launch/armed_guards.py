@@ -26,7 +26,7 @@ LEAST = 2
 
 
 def guards(draft: Draft, home: Home, *, starts_one: bool = False) -> list[str]:
-    """Return sentences about each guard and about what happens if this computer is off, before anything is rented.
+    """Return sentences that describe each guard of the draft, and what happens if this computer is off.
 
     `starts_one` means that the launch itself starts a guard at home.
     """

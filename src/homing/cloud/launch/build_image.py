@@ -69,7 +69,7 @@ print("torch", torch.__version__, "numpy", numpy.__version__)'
 
 @dataclass(frozen=True)
 class Context:
-    """A build context for Docker on any machine."""
+    """A Docker build context. Docker can build the image from it on any machine."""
 
     folder: Path
     base: str

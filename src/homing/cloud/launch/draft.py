@@ -5,9 +5,9 @@
 A machine that cannot end its own billing gets a time limit here. If such a machine finishes while no guard runs at
 home, it bills until a limit ends it, which with a spend limit alone may cost far more than the run needs. Unless the
 user sets a time limit, it is derived from the pessimistic duration of the plan. The derived limit works like any other:
-the agent lands inside it, the provider's guard gets it as a date, the worst case uses it, and `homing limit RUN --time`
-changes it. Its origin in run.json says that it was derived, so that the next attempt, on a different machine, gets a
-new one.
+the agent lands inside it, the provider's guard receives it as an end time, the worst case takes it into account, and
+`homing limit RUN --time` changes it. Its origin in run.json says that it was derived, so that the next attempt, on a
+different machine, gets a new limit.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LaunchOrder:
     timing: Timing | None = None  # the plan's timing for this offer; None to estimate it without a probe
     keep_on_failure_s: float = 0.0  # how long to keep a failed instance for inspection
     is_one_guard_enough: bool = False
-    project: str = ""  # the folder that the run is launched from; "" if unknown, or kept from the previous attempt
+    project: str = ""  # the folder that the run is launched from; "" if unknown, or to keep the previous attempt's
     typed: str = ""  # the run file and overrides as typed on the command line; "" to use the run's name
 
     @property
@@ -291,5 +291,5 @@ def with_time(run: Run, offer: Offer, timing: Timing, spend_limit_usd: Decimal, 
 
 
 def waits_for_home(provider: Provider, mark: str, beat: Heartbeat | None) -> bool:
-    """Return True if the agent is finished but its machine bills until home ends it, which wastes money."""
+    """Return True if the agent has finished, but its machine keeps billing until a guard at home destroys it."""
     return not can_end_itself(provider) and beat is not None and beat.mark == mark and beat.state == "ended"

@@ -2,7 +2,7 @@
 
     travelling(run)   every such file with its hash, recorded in run.json so that a different home can send them again
     relocated(run)    the run as the instance reads it: on the instance, these files are below ../data
-    Hashes            a cache of hashes of large local files, so that open weights are not hashed at each draft
+    Hashes            a cache of hashes of large local files, so that open weights are not hashed for each draft
     push_object       pushes bytes into the store, as objects/<sha256>
     DryStore          the store for --dry-run: it reads as usual, but only records what would be pushed
 
@@ -145,7 +145,7 @@ def _prepared(phase: Phase, world: World, missing: list[str]) -> Iterator[RunInp
     assert phase.data is not None, "this phase reads the run's own text"
     folder, path = phase.data.dir, os.path.join(phase.data.dir, file_names.MANIFEST)
     if not phase.data.manifest_sha256 or not world.exists(path):
-        missing.append(f"{path}: the data of {phase.kind} is not prepared")
+        missing.append(f"{path}: the data for phase {phase.kind} is not prepared")
         return
     yield RunInput(f"{phase.kind}/{file_names.MANIFEST}", path, phase.data.manifest_sha256)
     manifest = codec.loads(DataManifest, world.read(path))
@@ -157,7 +157,7 @@ def _prepared(phase: Phase, world: World, missing: list[str]) -> Iterator[RunInp
     for name, digest in files:
         source = os.path.join(folder, name)
         if not world.exists(source):
-            missing.append(f"{source}: a shard of {phase.kind} is missing")
+            missing.append(f"{source}: a shard of phase {phase.kind} is missing")
         yield RunInput(f"{phase.kind}/{name}", source, digest)
 
 
@@ -209,7 +209,7 @@ def _task_name(number: int, path: str) -> str:
 
 
 class Hashes:
-    """The hash cache of one command. New hashes are saved at once, so that none is lost if the process is killed."""
+    """The hash cache of one command. Each new hash is saved immediately, in case the process is killed."""
 
     def __init__(self, home: Home) -> None:
         self._world, self._path = home.world, home.path.joinpath(*_HASH_FILE)

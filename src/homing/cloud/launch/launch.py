@@ -202,11 +202,11 @@ def hold_lock(what: str, run_id: str, run_name: str, home: Home) -> None:
 
 
 def _left_open(draft: Draft, home: Home) -> list[str]:
-    """Return a warning for each earlier attempt that may still bill in an account that this key cannot see."""
+    """Return a warning for each earlier attempt that may still bill in an account that this key cannot access."""
     lines = [line for line in home.ledger.lines(draft.run.id) if line.mark != draft.mark]
     return [
         f"Could not confirm that {line.provider} {line.instance_id or line.mark} has ended; it may be billing"
-        f" at the same time as this run. It is in another account, {line.account}. With that account's key:"
+        f" at the same time as this run. It is in another account, {line.account}. With that account's key, run:"
         f" homing destroy {line.mark}"
         for line in lines
         if line.destroyed_at is None and line.created_at is not None
@@ -226,7 +226,7 @@ def _take_lease(draft: Draft, home: Home, store: Store) -> Lease:
 
 
 def _prepare(draft: Draft, home: Home, notify: Callable[[str], None]) -> None:
-    """Let the provider do slow work, such as building an image, before anything bills.
+    """Let the provider do slow work, such as building an image, before billing starts.
 
     After the create request, the time would count against the run's limits.
     """
@@ -261,7 +261,7 @@ def _create(
     # Record the id before any wait: from here on, the ledger alone is enough to find the instance.
     home.ledger.update(draft.mark, instance_id=instance.id, state=instance.state, billing=instance.billing)
     line = _line(draft, home)
-    seen_spend(home, line)  # starts measuring the spend, because the clock may be set back before the launch completes
+    seen_spend(home, line)  # start tracking the spend now; the clock may be set back before the launch completes
     for duplicate in instance.twins:
         note_duplicate(home, line, dataclasses.replace(instance, id=duplicate, state="destroying", billing="maybe"))
     if line.instance_id != instance.id:

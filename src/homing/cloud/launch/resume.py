@@ -116,7 +116,7 @@ def _copy(store: Store, run_id: str, path: str) -> Input:
 
 
 def describe_starts(draft: Draft, home: Home) -> list[str]:
-    """Return a sentence for each phase that starts from other weights, or one for the checkpoint of a resumed run."""
+    """Return one sentence per phase that starts from existing weights, or one about the checkpoint of a resumed run."""
     run = draft.run
     if draft.order.resume:
         return [_resume_point(run, home)]

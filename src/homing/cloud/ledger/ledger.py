@@ -1,9 +1,9 @@
 """The ledger records every instance ever requested, from the intent to the receipt, in SQLite. Rows are never deleted.
 
-    intend        run + line, durable before any provider is asked; one live run per name
+    intend        run + line, on disk before any request to a provider; one live run per name
     begin_create  from here on something may exist and bill; refused if the line has been closed
-    update        the instance id, before any wait
-    close         the provider no longer shows it: end time and dollars, the receipt
+    update        records the instance id, before any wait
+    close         writes the receipt (end time and dollars) when the provider no longer lists the instance
 
 Several processes may write at once, because each step is one transaction that checks its preconditions.
 """
@@ -24,7 +24,7 @@ from typing import Any
 from homing.cloud.ledger.ledger_file import LedgerFile, read_line, read_run, seconds_in, usd_in
 from homing.cloud.ledger.mark import shown_mark
 from homing.errors import EndedElsewhere, HomingError, IntegrityError, UsageError
-from homing.install import pip_upgrade
+from homing.pip_command import pip_upgrade
 from homing.units import format_usd
 from homing.wire.codec import record
 from homing.world import Database, MemoryDatabase, World
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 LIVE_STATES = ("launching", "running", "landing")
-# Prefixes of a run's reason when its machine went away before the work was done.
+# Prefixes of a run's reason if its machine was lost before the work was done.
 SILENT, PREEMPTED, LOST = "its instance ended without reporting why", "preempted: ", "lost: "
 CUT_SHORT = "its launch was interrupted"
 UNDONE = "launch: "  # prefix of a run's reason if its launch failed (the cause follows) and was undone
@@ -66,7 +66,7 @@ SCHEMA_VERSION = 1
 @record("ledger-line", 1)
 @dataclass(frozen=True)
 class LedgerLine:
-    """One instance, from the intent to the receipt. Never deleted."""
+    """The ledger row of one instance, from the intent to the receipt. It is never deleted."""
 
     mark: str
     run_id: str
@@ -86,16 +86,16 @@ class LedgerLine:
     note: str = ""
     # account of the key that rented it; None if unknown, so that any key of the provider is accepted
     account: str | None = None
-    damaged: tuple[str, ...] = ()  # columns that could not be read and hold safe defaults instead
+    damaged: tuple[str, ...] = ()  # columns that could not be read; they contain safe defaults
 
     @property
     def is_at_most(self) -> bool:
-        """Whether this receipt is an upper bound."""
+        """Return True if this receipt is an upper bound."""
         return self.destroyed_at is not None and self.note.startswith(AT_MOST)
 
     @property
     def is_duplicate(self) -> bool:
-        """Whether this is a duplicate: a second instance of its attempt, under the same mark at the provider."""
+        """Return True if this is a duplicate: a second instance of its attempt, with the same mark at the provider."""
         return shown_mark(self.mark) != self.mark
 
 
@@ -123,7 +123,7 @@ _TABLES = (
         limit_usd TEXT, intent_at REAL NOT NULL, instance_id TEXT, created_at REAL, destroyed_at REAL,
         state TEXT NOT NULL, billing TEXT NOT NULL, spend_usd TEXT NOT NULL, note TEXT NOT NULL,
         destroy_asked_at REAL, account TEXT)""",
-    # Instances that a different home started. Among those of other owners, this home may touch only these.
+    # Adopted instances. Of all instances that other homes started, this home may change only these.
     """CREATE TABLE IF NOT EXISTS adopted (
         mark TEXT PRIMARY KEY, owner TEXT NOT NULL, host TEXT NOT NULL, home TEXT NOT NULL)""",
     # The provider's own figure for an instance's cost, if it has one. It is shown next to ours and never replaces it.
@@ -146,7 +146,7 @@ _SCHEMA = (
 
 @dataclass(frozen=True)
 class Adopted:
-    """An instance that this home adopted from a different one: its owner, and where that home is."""
+    """The origin of an adopted instance: the owner, host and path of the home that started it."""
 
     mark: str
     owner: str
@@ -177,29 +177,29 @@ class RunRow:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether the run lost its machine but not its work, so that it can resume elsewhere."""
+        """Return True if the run lost its machine but not its work, so that it can resume elsewhere."""
         return not self.is_live and self.reason.startswith((SILENT, PREEMPTED, LOST))
 
     @property
     def may_go_on(self) -> bool:
-        """Whether the run ended but may continue, because a guard may rent another machine for it."""
+        """Return True if the run ended but may continue, because a guard may rent another machine for it."""
         return self.is_interrupted or (not self.is_live and self.reason == CUT_SHORT)
 
 
 _RUN_COLUMNS = [field.name for field in dataclasses.fields(RunRow) if field.name != "damaged"]
 _IS_LIVE = f"state IN ({', '.join(repr(state) for state in LIVE_STATES)})"
 _NEWEST_FIRST = "ORDER BY rowid DESC"
-# Prefixes of a run's reason with which a guard, or a launch that is still alive, may continue it (see Home.may_go_on).
+# If a run's reason starts with one of these, a guard or a live launch may resume the run (see Home.may_go_on).
 _MAY_GO_ON = (SILENT, PREEMPTED, LOST, CUT_SHORT, UNDONE)
 _GIVEN = "SELECT value FROM json_each(?)"
 
 
 @dataclass(frozen=True)
 class Receipts:
-    """The costs of closed lines: for each amount, the number of lines with it. Amounts are the stored strings."""
+    """The costs of closed lines, grouped by amount: maps each amount, as stored, to the number of lines with it."""
 
     amounts: Mapping[str, int]
-    is_at_most: bool  # whether at least one amount is an upper bound
+    is_at_most: bool  # True if at least one amount is an upper bound
 
     @property
     def number(self) -> int:
@@ -241,7 +241,7 @@ class Ledger:
                     self.file.back_up()
 
     def _kept(self) -> list[dict[str, Any]]:
-        """Return the columns of the open lines that the backup must hold."""
+        """Return the open lines, with only the columns that the backup must contain."""
         names = [name for name in _LINE_COLUMNS if name not in _NOT_KEPT]
         return self._execute((f"SELECT {', '.join(names)} FROM lines WHERE {_IS_OPEN} ORDER BY rowid", []))
 
@@ -322,15 +322,15 @@ class Ledger:
         self._set("lines", columns, f"mark = ? AND {_IS_OPEN}", mark)
 
     def close(self, mark: str, *, at: float, spend_usd: Decimal, note: str) -> None:
-        """Write the receipt, and raise if it cannot be written to disk. If called twice, the first receipt stays."""
+        """Write the receipt, or raise if it cannot be written to disk. A second call does not change the receipt."""
         columns = {"destroyed_at": at, "spend_usd": str(spend_usd), "state": "gone", "billing": "no", "note": note}
         self._set("lines", columns, f"mark = ? AND {_IS_OPEN}", mark, must_last=True)
 
     def reopen(self, mark: str, *, instance_id: str, note: str, now: float) -> None:
-        """Reopen a closed line whose instance the provider still shows, because that instance bills.
+        """Reopen a closed line if the provider still lists its instance, because the instance is still billing.
 
-        The instance must have been created, even if this ledger has no record of that, for example because it was
-        restored from an older copy.
+        The line is marked as created, because a ledger that was restored from an older copy may not have recorded the
+        creation.
         """
         sql = (
             "UPDATE lines SET destroyed_at = NULL, state = 'unknown', billing = 'maybe', instance_id = ?, note = ?,"
@@ -347,9 +347,9 @@ class Ledger:
     def adopt_run(
         self, run: RunRow, lines: Sequence[LedgerLine], adopted: Sequence[Adopted], *, must_last: bool = True
     ) -> None:
-        """Insert a run with all its attempts, from a different home or lost from this ledger, in one transaction.
+        """Insert a run and all its attempts in one transaction.
 
-        Existing lines stay unchanged.
+        The run belonged to a different home, or is missing from this ledger. Existing lines stay unchanged.
         """
         names = _RUN_COLUMNS
         changed = ("state", "store", "spend_limit_usd", "reason", "exit_code", "ended_at")
@@ -374,7 +374,7 @@ class Ledger:
         self._write("INSERT OR REPLACE INTO bills (mark, usd, at) VALUES (?, ?, ?)", [mark, str(usd), at])
 
     def close_unborn(self, mark: str, at: float) -> None:
-        """Close the line of a launch that died before its create call. No provider was asked, so nothing exists."""
+        """Close the line of a launch that died before its create call. No request was sent, so no instance exists."""
         columns = {
             "destroyed_at": at,
             "state": "gone",
@@ -387,8 +387,8 @@ class Ledger:
         """Set columns of a run.
 
         With `only_live`, a run that has ended in the meantime stays unchanged, because another process may have
-        destroyed it. With `unless_stopped`, only a stopped run stays unchanged, but not one that a status check marked
-        as failed.
+        destroyed it. With `unless_stopped`, a stopped run stays unchanged, but a run that a status check marked as
+        failed is updated.
         """
         live = ", ".join(f"'{state}'" for state in LIVE_STATES)
         where = "id = ?" + (f" AND state IN ({live})" if only_live else "")
@@ -398,8 +398,8 @@ class Ledger:
     def set_clock(self, before: str, now: str, step_s: float, *, until: float) -> None:
         """Store a new clock anchor (see meter.py) and shift the open lines created before `until` by `step_s`.
 
-        This is one transaction and happens only if `before` is still the anchor. So if two processes notice a step,
-        only one shifts the lines.
+        Both happen in one transaction, and only if `before` is still the anchor. If two processes notice the same clock
+        change, only one of them shifts the lines.
         """
         is_last = "COALESCE((SELECT value FROM meta WHERE key = 'clock'), '') = ?"
         self._execute(
@@ -441,7 +441,7 @@ class Ledger:
         return self._runs(f"WHERE {_IS_LIVE} OR ended_at > ?", [since])
 
     def unfinished_runs(self, last: int = 0) -> list[RunRow]:
-        """Return every run that is live, has an open line or may resume, plus the `last` newest of all, newest first.
+        """Return every run that is live, has an open line or may resume, plus the `last` newest runs, newest first.
 
         The result includes every run that may be billing, however small `last` is.
         """
@@ -465,9 +465,9 @@ class Ledger:
         return self._runs("WHERE id = ? OR name = ?", [word, word])
 
     def called(self, word: str) -> list[RunRow]:
-        """Return the runs with this id or name: first live and possibly billing ones, then the others, newest first.
+        """Return the runs with this id or name: an id match first, then live or possibly billing runs, then the rest.
 
-        A run with this id comes before runs with this name.
+        Within each group, the newest run comes first.
         """
         found = self.runs_called(word)
         billing = self.billing_runs() if len(found) > 1 else set()
@@ -502,18 +502,18 @@ class Ledger:
         return self._lines(_OLDEST_FIRST)
 
     def lines_of(self, run_ids: Iterable[str]) -> dict[str, list[LedgerLine]]:
-        """Return each run's attempts in order, from one query. A run without any has an empty list."""
+        """Return each run's attempts in order, from one query. The list is empty for a run without attempts."""
         found: dict[str, list[LedgerLine]] = {run_id: [] for run_id in run_ids}
         for line in self._lines(f"WHERE run_id IN ({_GIVEN}) {_BY_ATTEMPT}", [json.dumps(list(found))]):
             found[line.run_id].append(line)
         return found
 
     def open_lines(self) -> list[LedgerLine]:
-        """Return the lines not confirmed gone, oldest first: instances that may bill, and intents without one."""
+        """Return the lines of instances that may be billing, and of intents without an instance, oldest first."""
         return self._lines(f"WHERE {_IS_OPEN} {_OLDEST_FIRST}")
 
     def num_lines(self) -> int:
-        """Return how many lines were ever written, as an argument for `lines_marked`."""
+        """Return the number of lines ever written, to pass to `lines_marked` as `of_first`."""
         return int(self._execute(("SELECT COALESCE(MAX(rowid), 0) AS number FROM lines", []))[0]["number"])
 
     def lines_marked(self, marks: Iterable[str], *, of_first: int | None = None) -> dict[str, LedgerLine]:
@@ -528,11 +528,11 @@ class Ledger:
         return {line.mark: line for line in self._lines(f"{how} {_OLDEST_FIRST}", params)}
 
     def lines_of_others(self, prefix: str) -> list[LedgerLine]:
-        """Return the adopted lines: those whose mark does not start with this home's `prefix`."""
+        """Return the adopted lines. Their marks do not start with this home's `prefix`."""
         return self._lines(f"WHERE substr(mark, 1, ?) != ? {_OLDEST_FIRST}", [len(prefix), prefix])
 
     def last_lines(self, last: int, run_name: str | None = None) -> list[LedgerLine]:
-        """Return every open line plus the `last` newest of all, oldest first; `run_name` filters by run."""
+        """Return every open line plus the `last` newest lines, oldest first; `run_name` filters by run."""
         where, params = ("1", []) if run_name is None else ("run_name = ?", [run_name])
         newest = f"SELECT rowid FROM lines WHERE {where} ORDER BY intent_at DESC, rowid DESC LIMIT ?"
         shown = f"WHERE {where} AND ({_IS_OPEN} OR rowid IN ({newest})) {_OLDEST_FIRST}"
@@ -572,20 +572,20 @@ class Ledger:
     def _note_damage(self, owner: str, columns: tuple[str, ...]) -> None:
         if columns:
             named = ", ".join(columns)
-            self._damage[owner] = f"The ledger's row of {owner} is damaged ({named}): its cost may not be counted."
+            self._damage[owner] = f"The ledger's row for {owner} is damaged ({named}), so its cost may not be counted."
 
     def adopted(self) -> dict[str, Adopted]:
         rows = self._execute(("SELECT mark, owner, host, home FROM adopted", []))
         return {str(row["mark"]): Adopted(**{name: str(value) for name, value in row.items()}) for row in rows}
 
     def bills(self, marks: Iterable[str] | None = None) -> dict[str, Decimal]:
-        """Return the dollars that providers report, by mark. With `marks`, return only those."""
+        """Return the cost that the provider reports for each mark, or only for `marks` if given."""
         where, params = ("", []) if marks is None else (f" WHERE mark IN ({_GIVEN})", [json.dumps(list(marks))])
         rows = self._execute((f"SELECT mark, usd FROM bills{where}", params))
         return {str(row["mark"]): Decimal(usd) for row in rows if (usd := usd_in(row["usd"])) is not None}
 
     def ask_destroy(self, mark: str, now: float) -> None:
-        """Record a destroy request. The earliest time wins, which is also right if the clock was set back."""
+        """Record a destroy request. If there are several, keep the earliest time, even if the clock was set back."""
         since = "MIN(COALESCE(destroy_asked_at, ?), ?)"
         sql = f"UPDATE lines SET destroy_asked_at = {since} WHERE mark = ? AND {_IS_OPEN}"
         self._execute((sql, [now, now, mark]))
@@ -595,7 +595,7 @@ class Ledger:
         return seconds_in(rows[0]["destroy_asked_at"], self._world.now()) if rows else None
 
     def is_destroy_asked(self, mark: str) -> bool:
-        """Return whether this home requested the destroy, rather than the instance or the provider ending by itself."""
+        """Return True if this home has requested that the instance be destroyed."""
         return self.destroy_asked_at(mark) is not None
 
     def account(self, mark: str) -> str | None:
@@ -665,8 +665,8 @@ class Ledger:
             rows = self._schema(database, is_new)
             if int(rows[0]["value"]) > SCHEMA_VERSION:
                 raise UsageError(
-                    what=f"{self._path} was written by a newer homing.",
-                    why=f"Its schema version is {rows[0]['value']}; this homing supports {SCHEMA_VERSION}.",
+                    what=f"{self._path} was written by a newer version of homing.",
+                    why=f"Its schema version is {rows[0]['value']}; this version supports {SCHEMA_VERSION}.",
                     fix=pip_upgrade(),
                 )
             self._is_ready = not is_copy

@@ -8,8 +8,8 @@
     read-only, disk full     reads continue; a command keeps its findings in memory, and the next
                              command collects them again. Writes that must be durable (an intent, a receipt) fail.
 
-Every such action is reported once, through `notify`. With neither ledger nor backup the ledger is empty, and
-lost_ledger.py searches for the runs that it no longer knows.
+Every such action is reported once, through `notify`. If neither the ledger nor a backup exists, the ledger starts
+empty, and lost_ledger.py searches for the missing runs.
 
 Rows are read defensively, so that one bad row does not hide all the others. SQLite stores text, NULL or a blob in any
 column, and a disk error or a manual edit may have put them there. Each column is read separately: an invalid value is
@@ -36,7 +36,7 @@ _SOUND = ("SELECT * FROM pragma_quick_check(1)", ())
 _TABLE = ("SELECT name FROM sqlite_master LIMIT 1", ())
 
 Statements = Sequence[tuple[str, Sequence[Any]]]
-_NO_TEXT = "\ufffd"  # the character that replaces bytes that are not text
+_NO_TEXT = "\ufffd"  # replaces bytes that are not valid text
 _FREE = ("note", "reason", "store")  # columns that may contain text from outside
 
 
@@ -59,16 +59,16 @@ class LedgerFile:
 
     @property
     def is_there(self) -> bool:
-        """Whether a ledger or its backup exists. The first read restores a missing ledger from its backup."""
+        """Return True if a ledger or its backup exists. The first read restores a missing ledger from its backup."""
         return self._world.exists(self.path) or self._world.exists(self.backup)
 
     @property
     def is_copy(self) -> bool:
-        """Whether this process works on a copy in memory."""
+        """Return True if this process works on a copy in memory."""
         return self._copy is not None
 
     def look_again(self) -> None:
-        """Drop the copy, because the file may have changed or may be usable again."""
+        """Discard the copy in memory, because the file may have changed or become usable again."""
         self._copy, self._is_checked = None, False
 
     def execute(self, statements: Statements, *, must_last: bool, is_kept: bool) -> list[dict[str, Any]]:
@@ -95,7 +95,7 @@ class LedgerFile:
     # --- the file ---
 
     def _check(self, is_read: bool) -> bool:
-        """Restore the file if it is missing and check its integrity, once, and again if it has been removed since.
+        """Restore the file if it is missing. If it exists, check its integrity, but only once.
 
         Return True if a new file may be created, because there is neither a file nor a usable backup.
         """
@@ -160,7 +160,7 @@ class LedgerFile:
             image = self._backup_image()
             if image is None:
                 raise exc from None
-            self._say(f"The ledger {self.path} cannot be read: {exc}. Its backup {self.backup} is read instead.")
+            self._say(f"The ledger {self.path} cannot be read: {exc}. Using its backup {self.backup} instead.")
             return self._world.memory_database(image)
 
     # --- the backup ---
@@ -186,7 +186,7 @@ class LedgerFile:
     def _repair(self, exc: DatabaseDamaged) -> bool:
         """Rename the damaged file and restore the backup.
 
-        Return True if there is no backup, so that a new ledger is created.
+        Return True if there is no backup, which means that a new ledger must be created.
         """
         damaged_copy = self.path.with_name(
             f"{self.path.stem}-damaged-{self._moment(self._world.now())}{self.path.suffix}"
@@ -198,18 +198,18 @@ class LedgerFile:
                 self._forget_log()
             else:
                 self._world.copy(self.path, damaged_copy)
-                self._database().restore(image, is_replacing=True)  # atomic: other processes never find it missing
+                self._database().restore(image, is_replacing=True)  # atomic, so the file is never missing
         except OSError as why:
             self._copy = self._world.memory_database(image or b"")
-            with_what = f"Its backup {self.backup} is read instead" if image else "There is no backup of it"
-            self._say(f"{exc}: the ledger is damaged. {with_what}; nothing could be repaired: {why}")
+            with_what = f"Using its backup {self.backup} instead" if image else "There is no backup"
+            self._say(f"{exc}: the ledger is damaged. {with_what}. The repair failed: {why}")
             return False
         said = f"The ledger was damaged ({exc}); it is kept as {damaged_copy}."
         self._say(f"{said} {self._restored() if image else self._without_backup()}")
         return image is None
 
     def _restore(self, said: str, *, is_replacing: bool = False) -> bool:
-        """Restore the backup; return True if it is unusable, so that a new ledger may be created."""
+        """Restore the backup. Return True if it is unusable, which means that a new ledger may be created."""
         image = self._backup_image()
         if image is None:
             self._say(f"{said} Its backup {self.backup} is damaged too. {self._without_backup()}")
@@ -220,7 +220,7 @@ class LedgerFile:
             return False  # another process restored it first
         except OSError as exc:
             self._copy = self._copy or self._world.memory_database(image)
-            self._say(f"{said} Its backup {self.backup} is read instead; it could not be restored: {exc}")
+            self._say(f"{said} Using its backup {self.backup}, which could not be restored: {exc}")
             return False
         self._say(f"{said} {self._restored()}")
         return False
@@ -267,7 +267,7 @@ def read_line(row: Mapping[str, Any], now: float) -> dict[str, Any]:
         "intent_at": intent_at if intent_at is not None else now,
         "instance_id": _text(row, "instance_id", bad) if row["instance_id"] is not None else None,
         "created_at": created_at,
-        "destroyed_at": _moment(row, "destroyed_at", bad),  # a line counts as open if this cannot be read
+        "destroyed_at": _moment(row, "destroyed_at", bad),  # if unreadable, the line counts as open
         "state": _text(row, "state", bad),
         "billing": _text(row, "billing", bad),
         "spend_usd": _usd(row, "spend_usd", bad) or "0",
@@ -278,7 +278,7 @@ def read_line(row: Mapping[str, Any], now: float) -> dict[str, Any]:
 
 
 def read_run(row: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """Return the fields of RunRow, with `damaged`."""
+    """Return the fields of RunRow, with the columns that could not be read in `damaged`."""
     bad: list[str] = []
     created_at, ended_at = _moment(row, "created_at", bad), _moment(row, "ended_at", bad)
     state = _text(row, "state", bad)
@@ -302,7 +302,7 @@ def read_run(row: Mapping[str, Any], now: float) -> dict[str, Any]:
 
 
 def seconds_in(value: object, otherwise: float) -> float | None:
-    """Return a stored time, None if there is none, or `otherwise` if the value is not a time."""
+    """Return a stored time, None if no time is stored, or `otherwise` if the value is not a time."""
     if value is None:
         return None
     is_time = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
@@ -310,7 +310,7 @@ def seconds_in(value: object, otherwise: float) -> float | None:
 
 
 def usd_in(value: object, most: int = int(MOST_USD) * 1000) -> str | None:
-    """Return a stored dollar amount as text, or None if it is not one.
+    """Return a stored dollar amount as text, or None if the value is not a valid amount.
 
     Only text is valid, because the ledger writes no floats.
     """

@@ -72,7 +72,7 @@ def owner_prefix(owner: str) -> str:
 
 
 def owner_in(mark: str) -> str:
-    """Return the owner in a mark, or "" if this is not a mark of any home."""
+    """Return the owner that the mark contains, or "" if the text is not a mark."""
     found = re.match(r"homing-([a-z0-9]{6})-", mark)
     return found.group(1) if found else ""
 
@@ -90,12 +90,12 @@ def make_mark(owner: str, run_id: str, attempt: int) -> str:
 
 
 def duplicate_mark(mark: str, instance_id: str) -> str:
-    """Return the ledger's mark for a duplicate instance, because each instance that bills has its own line."""
+    """Return the mark for a duplicate instance's own ledger line. Every instance that bills needs a line."""
     return f"{mark}{_DUPLICATE}{plain_name(instance_id)}"
 
 
 def shown_mark(mark: str) -> str:
-    """Return the mark as the provider shows it, where a duplicate carries the mark of the original."""
+    """Return the mark that the provider shows. For a duplicate, that is the mark of the original instance."""
     return mark.partition(_DUPLICATE)[0]
 
 

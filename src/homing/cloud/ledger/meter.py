@@ -1,7 +1,7 @@
 """Computes the spend so far and the worst case, and keeps ages correct when this computer's clock is changed.
 
     ours       rate x time, from the create call until the provider no longer lists the instance
-    provider's what the provider itself reports, if it does
+    provider's the provider's own figure, if it reports one
     the meter shows the larger of the two, over all attempts of a run
 
 Amounts are exact Decimals, rounded up only for display, so that the displayed figure is never less than the cost.
@@ -55,9 +55,9 @@ __all__ = [
 # The rate of these providers is made up, so that a run can be tried end to end. No one is billed.
 FREE_PROVIDERS = frozenset({"local"})
 
-# Time from the agent's decision to end until billing has ended: the last push, the call, its retries. Our figure may
-# exceed the provider's by as much, because it starts with our create call and not with the start time that the provider
-# records.
+# Time from the agent's decision to end the instance until billing stops: the last push, the call and its retries. Our
+# figure may also cover this much more time than the provider's, because it starts at our create call and not at the
+# start time that the provider records.
 MARGIN_S = 180.0
 MARGIN_WORDS = (
     "Our figure counts from the create call, so it may exceed the provider's by up to"
@@ -97,7 +97,7 @@ def line_spend(line: LedgerLine, now: float) -> Decimal:
 
 @dataclass(frozen=True)
 class Bill:
-    """The cost of one instance by both counts. `ours` starts at the create call, so it may be slightly higher."""
+    """The cost of one instance. Our figure may be slightly above the provider's, as it starts at the create call."""
 
     mark: str
     ours_usd: Decimal
@@ -110,12 +110,12 @@ class Bill:
 
     @property
     def is_within_margin(self) -> bool:
-        """Whether our figure is at most the margin above the provider's, or under a cent below it by rounding."""
+        """Return True if our figure exceeds the provider's by at most the margin, or is less than a cent below it."""
         return -_CENT < self.difference_usd <= self.margin_usd
 
 
 def compare(line: LedgerLine, bills: Mapping[str, Decimal], now: float) -> Bill | None:
-    """Compare both counts; return None if the provider reports none, or nothing was created."""
+    """Compare our figure with the provider's; return None if that is unknown or nothing was created."""
     if line.mark not in bills or line.created_at is None:
         return None
     rate, until = Decimal(line.rate_usd_per_hour), line.destroyed_at if line.destroyed_at is not None else now
@@ -136,7 +136,7 @@ def moment(
 ) -> float:
     """Return when (Unix seconds) the guard with this share (see wire/guard_timing.py) must act; infinity means never.
 
-    A closed line counts as its receipt. An open line accrues at its rate, from the larger of the two figures.
+    For a closed line, use the receipt. An open line accrues at its rate, from the larger of the two figures.
     """
     running = [line for line in lines if line.destroyed_at is None and line.created_at is not None]
     rate = sum((Decimal(line.rate_usd_per_hour) for line in running), storage_usd_per_hour)
@@ -156,7 +156,7 @@ def moment(
 def worst_case(
     rate_usd_per_hour: Decimal, spend_limit_usd: Decimal, time_limit_s: float, spent_before_usd: Decimal = Decimal(0)
 ) -> Decimal:
-    """Return the most that a launch can cost while one guard is alive, as the agent lands inside the nearer limit."""
+    """Return the most that a launch can cost while a guard is alive: the agent lands inside the limit reached first."""
     if time_limit_s <= 0:
         return spend_limit_usd
     return min(spend_limit_usd, spent_before_usd + cost(rate_usd_per_hour, time_limit_s + MARGIN_S))
@@ -178,7 +178,7 @@ def show_spend(amount: Decimal, limit: Decimal | None) -> str:
 
 
 def as_limit(amount: Decimal) -> str:
-    """Format an amount as a limit to type: whole cents, rounded up."""
+    """Format an amount as a limit that the user can type: whole cents, rounded up."""
     return str(amount.quantize(_CENT, rounding=ROUND_CEILING))
 
 
@@ -191,7 +191,7 @@ def billing_lines(lines: list[LedgerLine]) -> list[LedgerLine]:
 
 
 def follow_clock(home: Home) -> list[str]:
-    """Shift the start of open lines if the clock was changed; return a sentence that says so, or nothing."""
+    """Shift the start of open lines if the clock was changed. Return a sentence that says so, or an empty list."""
     now = stamp(home)
     try:
         before = home.ledger.clock()

@@ -1,8 +1,8 @@
 """Determines who owns a run, from its store: a lease with a fencing number, and the run's own record.
 
     launch    intent in the ledger -> record -> take (mark of the attempt) -> create -> check: superseded? undo
-    adopt     stored_runs, newest -> take the next number, naming the instance that lives on
-    commands  require_owner: a run of a different home is not touched from here
+    adopt     stored_runs, newest -> take the next number, naming the instance that keeps running
+    commands  require_owner: refuse to change a run that a different home owns
 
 The store decides races: `create_if_absent` returns True to exactly one caller. A lease is never rewritten or returned,
 and the next owner takes the next number. An unreadable lease does not supersede anyone.
@@ -72,7 +72,7 @@ def take(store: Store, run_id: str, *, owner: str, host: str, mark: str, after: 
 
 
 def check(store: Store, lease: Lease) -> Lease:
-    """Return the current lease; raises NotOwner if it names a different instance. An adoption may keep this one."""
+    """Return the current lease, possibly from an adoption. Raises NotOwner if it names a different instance."""
     now = newer(store, lease.run_id, lease.number) or lease
     if now.mark != lease.mark:
         raise taken_elsewhere(store, now, lease.owner)
@@ -102,13 +102,13 @@ def taken_elsewhere(store: Store, lease: Lease, owner: str) -> NotOwner:
     if lease.owner == owner:
         return NotOwner(
             what=f"{lease.run_id} was taken over in the meantime: {describe(lease)}.",
-            why=f"Another process of this home holds its lease {lease.number}, for {lease.mark or 'no instance'}.",
+            why=f"Another process of this home holds the run's lease {lease.number} for {lease.mark or 'no instance'}.",
             fix=f"Check it: homing status {lease.run_id}",
         )
     return NotOwner(
         what=f"{lease.run_id} was adopted {describe(lease)}.",
-        why=f"The home {lease.owner} holds its lease {lease.number};"
-        " two owners would both rent instances and write to the store.",
+        why=f"The home {lease.owner} holds the run's lease {lease.number};"
+        " with two owners, both would rent instances and write to the store.",
         fix=f"Continue there, or take it back: homing adopt {shlex.quote(store.url)} {lease.run_id}",
     )
 
@@ -154,7 +154,7 @@ def stored_runs(store: Store) -> list[RunRecord]:
 
 
 def keep_no_record(home: Home, run_id: str) -> None:
-    """Note that the run's files were removed permanently, so that nothing writes its record back."""
+    """Remember that the run's files were removed permanently, so that no command writes its record back."""
     home.world.mkdir(home.run_dir(run_id))
     home.world.write(home.run_dir(run_id) / _REMOVED, b"")
 
@@ -164,12 +164,12 @@ def is_removed(home: Home, run_id: str) -> bool:
 
 
 def keep_record(home: Home, run_id: str) -> None:
-    """Allow the record again, because the run is being launched again and uses its store."""
+    """Allow the record to be written again, because the run is being relaunched and uses its store."""
     home.world.remove(home.run_dir(run_id) / _REMOVED)
 
 
 def is_recorded(home: Home, run: RunRow, lines: list[LedgerLine]) -> bool:
-    """Return whether the record in the store matches the ledger. The first record is written by a launch."""
+    """Return True if the record in the store matches the ledger, or if none should exist there."""
     path = home.run_dir(run.id) / _RECORDED
     if not home.world.exists(path) or is_removed(home, run.id):
         return True
@@ -177,7 +177,7 @@ def is_recorded(home: Home, run: RunRow, lines: list[LedgerLine]) -> bool:
 
 
 def _digest(home: Home, run: RunRow, lines: list[LedgerLine]) -> bytes:
-    """Return a digest of everything the record must hold, except what time alone changes."""
+    """Return a digest of the record's content, without the values that change only because time passes."""
     of_run = [run.state, run.reason, run.spend_limit_usd, run.exit_code, run.ended_at, _time_limit_s(home, run.id)]
     of_lines = [
         (line.mark, line.instance_id, line.created_at, line.destroyed_at, line.limit_usd, line.account)

@@ -141,7 +141,7 @@ def sync_argv(python: str, work_dir: PathLike) -> list[str]:
 
 
 def _agent_files(world: World) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of each file in the zip, sorted, so that folder order does not affect the hash."""
+    """Yield the name and content of each file in the zip, sorted, so that folder order does not affect the hash."""
     package = os.path.dirname(os.path.abspath(homing.__file__))
     # homing/__init__.py is the public API at home and may import what an instance lacks, so the zip gets a stub. wire
     # and world get stubs too, because their docstrings describe modules that stay at home.
@@ -170,15 +170,15 @@ def _data_files(data_dir: str, run: Run, store: Store, world: World, words: Word
     missing = [file.path for file in sent if not world.exists(file.source) and not _is_stored(file.sha256, store)]
     if missing:
         raise DataError(
-            what=f"Prepared files of {run.name} are missing.",
-            why=f"Found neither in {data_dir} nor in the store: {', '.join(missing)}",
+            what=f"Prepared files for {run.name} are missing.",
+            why=f"These files are neither in {data_dir} nor in the store: {', '.join(missing)}",
             fix=words.to("prep"),
         )
     return files
 
 
 def _own_files(data_dir: str, run: Run, world: World, words: Words) -> Iterator[tuple[str, str]]:
-    """Yield name and sha256 of tokenizer and shards, after checking that the run was resolved against exactly these."""
+    """Yield the name and sha256 of each tokenizer file and shard, after checking that the run was planned with them."""
     for name in TOKENIZER_EXTRAS:
         if world.exists(os.path.join(data_dir, name)):
             yield name, world.sha256(os.path.join(data_dir, name))

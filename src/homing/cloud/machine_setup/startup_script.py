@@ -120,7 +120,7 @@ def place(end: EndBilling) -> Place:
 
 
 def hand_over(connection: Connection, request: Request, *, world: World, timeout_s: float) -> None:
-    """Send files and secrets to the machine, retrying until `timeout_s` is over. It is safe to call this again.
+    """Send files and secrets to the machine, retrying for up to `timeout_s`. Calling this again is safe.
 
     Raises StartTimeout, or CreateFailed if the machine rejects the files.
     """
@@ -174,7 +174,7 @@ def _why_not(done: Completed, request: Request) -> str:
     if answer.get("state") in ("ended", "failed"):
         raise CreateFailed(
             what=f"{request.mark} rejected the files sent to it.",
-            why=f"It answered: {answer['why']}",
+            why=f"The machine reports: {answer['why']}",
             fix=f"Try again: {request.order.words.to('launch')}",
         )
     if answer:

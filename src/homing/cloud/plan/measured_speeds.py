@@ -49,7 +49,7 @@ FILE = "measured.json"
 # inside a step they share the GPU with other work. The rows of small models alone say little about matmuls, so
 # predictions for large models are capped at this fraction.
 MOST_OF_PEAK = 0.70
-_FORWARD = 1 / 3  # the share of a forward pass in the cost of training a token
+_FORWARD = 1 / 3  # the forward pass's share of the cost of training on a token
 
 
 @dataclass(frozen=True)
@@ -152,12 +152,12 @@ def _conditions(row: LearnedRow) -> tuple[str, float, int]:
 
 
 def _in_bf16(row: StepRow) -> StepRow:
-    """Return the row without its speed and with bf16 as its precision, to find its counterpart in bf16."""
+    """Return a copy of the row in bf16, without source and speed, to find the bf16 row that matches it."""
     return replace(row, source="", tokens_per_s=0.0, precision="bf16")
 
 
 def find_row(table: Table, card: str, run: Run, phase: Phase) -> StepRow | None:
-    """Return the newest row that matches exactly, or None, as always in rl, where time depends on sample lengths."""
+    """Return the newest row that matches exactly, else None. No row matches in rl, where sample lengths vary."""
     precision = "bf16" if run.train.precision == "auto" else run.train.precision
     adapters, is_nf4 = _adapters(phase.lora), phase.method == "qlora"
     wanted = (card, _sizes_alone(run.model), precision, adapters, is_nf4, phase.recompute, is_packed(phase))
@@ -209,8 +209,8 @@ class _Work:
 @dataclass(frozen=True)
 class _Fit:
     products: float  # matmul time as a multiple of the time at the GPU's peak
-    passes: float  # how often the stored bytes of a layer are read or written
-    # extra seconds per token with several documents per row, which do not depend on the GPU as far as we know
+    passes: float  # how many times the stored bytes of a layer are read or written
+    # extra seconds per token if rows contain several documents; as far as we know, the same on every GPU
     packed_s: float
     fp8: float  # speed-up over bf16
 
@@ -293,7 +293,7 @@ def _precision(run: Run, gpu: Gpu) -> str:
 
 
 def rl_step_s(table: Table, gpu: Gpu, run: Run, phase: Phase, num_gpus: int = 1) -> float:
-    """Return the seconds per RL step: to generate all samples at full length and train on them. GPUs share the rows."""
+    """Return the seconds per RL step: to generate full-length samples and train on them. GPUs split the rows."""
     rl = phase.rl
     assert rl is not None
     rows = num_rows(rl) / num_gpus

@@ -66,7 +66,7 @@ def find_offers(needs: Needs, providers: Sequence[str], home: Home, *, explain: 
 
 
 def list_offers(needs: Needs, providers: Sequence[str], home: Home) -> Found:
-    """Return the offers of these providers, or of all that are configured here if none is named, lowest rate first."""
+    """Return the offers from these providers (by default, all that are configured here), lowest rate first."""
     names = list(providers) or configured(home.path, home.world)
     found, errors = _ask(names, lambda provider: _look(provider, needs), home)
     # The number of GPUs must match exactly. Machines without GPUs stay in the list, unless a GPU was requested.
@@ -136,7 +136,7 @@ def _look(provider: Provider, needs: Needs, *, explain: bool = False) -> Found:
 def _ask(
     names: Sequence[str], look: Callable[[Provider], Found], home: Home
 ) -> tuple[Found, dict[str, HomingError | OSError]]:
-    """Query all providers in parallel. Opening them, one after another, only reads a file or two."""
+    """Query all providers in parallel. They are opened one by one, which only reads a file or two."""
     found, errors = Found(), dict[str, HomingError | OSError]()
     opened: dict[str, Provider] = {}
     for name in names:
@@ -167,7 +167,7 @@ def _none_answered(errors: dict[str, HomingError | OSError]) -> HomingError | OS
         return next(iter(errors.values()))
     said = "\n".join(_problem(name, error) for name, error in errors.items())
     kind = UsageError if all(isinstance(error, UsageError) for error in errors.values()) else ProviderSilent
-    return kind(what="Could not query any provider.", why=said, fix="Check each of them: homing doctor")
+    return kind(what="Could not query any provider.", why=said, fix="Check your provider accounts: homing doctor")
 
 
 def _problem(name: str, error: Exception) -> str:

@@ -91,7 +91,7 @@ class Plan:
         return self.offers[0]
 
     def more_usd(self, row: OfferPlan) -> Decimal:
-        """Return how much more this offer costs to finish than the best one."""
+        """Return how much more it costs to finish the run on this offer than on the best one."""
         return row.cost_usd - self.best.cost_usd
 
 
@@ -164,7 +164,7 @@ def needs_of(run: Run) -> Needs:
 
 
 def _how_to_fit(run: Run, home: Home) -> str:
-    """Return a sentence that says which settings to lower so that training fits the largest GPU of its providers.
+    """Return a sentence that says which settings to lower so that training fits the largest GPU on offer.
 
     The result is "" if memory is not the problem or the offers cannot be listed.
     """
@@ -182,10 +182,10 @@ def _how_to_fit(run: Run, home: Home) -> str:
 
 
 def _reached(run: Run, offers: list[Offer], home: Home) -> tuple[list[Offer], list[LeftOut]]:
-    """Return the offers whose machines can reach the run's store, and the others.
+    """Split the offers by whether their machines can reach the run's store.
 
-    If no machine can, all offers are returned, because a user may plan before choosing a store, and launch checks
-    again.
+    If no machine can, treat all offers as reachable, because a user may plan before choosing a store, and launch
+    checks again.
     """
     if not run.store.startswith("file:"):
         return offers, []
@@ -303,7 +303,8 @@ def _warnings(run: Run, cheapest: OfferPlan) -> list[str]:
     num_tokens = sum(phase.num_steps * phase.batch_tokens for phase in run.phases)
     if run.data.num_train_tokens and num_tokens < run.data.num_train_tokens / 10:
         found.append(
-            f"It trains on {format_count(num_tokens)} of {format_count(run.data.num_train_tokens)} prepared tokens."
+            f"The run trains on only {format_count(num_tokens)} of {format_count(run.data.num_train_tokens)} prepared"
+            " tokens."
         )
     return found
 
@@ -318,9 +319,9 @@ def _all_weights(run: Run) -> list[str]:
         memory = training_memory(run, phase)
         kept, peak = memory.weights + memory.gradients + memory.optimizer, memory.peak(max(1, phase.micro_batch))
         found.append(
-            f"{phase.kind} trains all {run.sizes.num_params:,} weights in fp32; they, their gradients and the"
-            f" optimizer's state take {format_bytes(kept)}, and the peak is {format_bytes(peak)} of GPU memory. The"
-            f" adapters of earlier phases are merged first; to train adapters again, set method: lora in the phase."
+            f"{phase.kind} trains all {run.sizes.num_params:,} weights in fp32. Weights, gradients and optimizer state"
+            f" take {format_bytes(kept)}, and GPU memory peaks at {format_bytes(peak)}. The adapters of earlier phases"
+            f" are merged into the weights first; to train adapters again, set method: lora in the phase."
         )
     return found
 

@@ -11,7 +11,7 @@
     unknown    a GPU that is not in our table: assumed as slow as the slowest GPU in it, so that the user's own machine
                has an estimate at all; plan leaves out rented machines with such a GPU
 
-A finished run adds its speeds, and the times that it took in addition to its steps (`Trip`), to speed.json.
+A finished run adds its speeds, and the time that it spent outside its steps (`Trip`), to speed.json.
 
 The speed of several GPUs is modelled as the speed of one times their number, and the text says so. No figure exceeds
 the device's peak.
@@ -56,10 +56,10 @@ __all__ = [
 
 FILE = "speed.json"
 CPU_SHARE = 0.35  # fraction of pure matmul speed that an eager training step of a small decoder reaches
-FLOPS_PER_CORE = 8e9  # fp32 speed if nothing could be measured: that of an ordinary core of the last ten years
+FLOPS_PER_CORE = 8e9  # assumed fp32 speed if nothing could be measured: a typical CPU core of the last ten years
 PROBE_TIMEOUT_S = 60.0
 MOST_PROBES = 3  # maximum number of probes per device, spread over several plans; the best is kept
-PROBE_AGAIN_S = 30.0  # minimum pause between two probes, because a probe right after another would meet the same load
+PROBE_AGAIN_S = 30.0  # minimum pause between two probes; in quick succession, both would run under the same load
 # Evaluating a token costs this share of training on it. The forward pass alone is a third, but batches are smaller.
 FORWARD_SHARE = 0.5
 SAMPLED_SHARE = 4.0  # slowdown of rl without a GPU, where each token is first sampled, one by one, and then trained on
@@ -97,7 +97,7 @@ class _Anchor:
 
     gpu: Gpu
     pace: Pace
-    name: str  # name of the GPU and, if a run at home measured the speed, of that run
+    name: str  # the GPU's name, plus the run's id if a run at home measured the speed
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Trip:
-    """The time that one run took in addition to its steps."""
+    """The time that one run spent outside its training steps."""
 
     arrive_s: float  # from the create call to the trainer's start
     start_s: float  # from the trainer's start to its first step
@@ -218,7 +218,7 @@ def _pace_on_card(run: Run, phase: Phase, gpu: Gpu, num_gpus: int, known: dict[s
 
 
 def _anchors(run: Run, phase: Phase, num_gpus: int, known: dict[str, Any]) -> dict[str, _Anchor]:
-    """Return the measurements by GPU: this home's newest run with that many GPUs, else a row of the shipped table."""
+    """Return measurements by GPU, from this home's newest run with that many GPUs or else from the shipped table."""
     found: dict[str, _Anchor] = {}
     table = measured_speeds.load_table()
     for card in table.cards:
@@ -328,9 +328,9 @@ def remember(
     provider: str = "",
     trip: dict[str, float] | None = None,
 ) -> None:
-    """Record the measured speeds of a run, one entry per run, newest last. Drops rates above the GPU's peak.
+    """Record the measured speeds of a run, one entry per run, newest last, and discard rates above the GPU's peak.
 
-    A single figure applies to every phase.
+    If `tokens_per_s` is a single number, it applies to every phase.
     """
     gpu = find_gpu(offer_device) if num_gpus else None
     by_kind = {phase.kind: phase for phase in run.phases}
@@ -362,7 +362,7 @@ def remember(
 
 
 def remember_speed(home: Home, run: RunRow, store: Store) -> None:
-    """Store the measured speed and times of a run for the next plan. Does nothing without the run's files at home."""
+    """Store the measured speed and times of a run for the next plan, if the run's files are at home."""
     folder = home.run_dir(run.id)
     try:
         resolved = codec.loads(Run, home.world.read(folder / file_names.RUN))
@@ -381,7 +381,7 @@ def remember_speed(home: Home, run: RunRow, store: Store) -> None:
 
 
 def _trip_of(home: Home, run: RunRow, store: Store) -> dict[str, float] | None:
-    """Return the time that the last attempt took in addition to its steps, or None if it failed or has not ended."""
+    """Return the time that the last attempt spent outside its steps, or None if it failed or has not ended."""
     last, outcome = home.ledger.lines(run.id)[-1], read_document(store, run_key(run.id, file_names.OUTCOME), Outcome)
     if outcome is None or outcome.state == "failed" or last.created_at is None or last.destroyed_at is None:
         return None

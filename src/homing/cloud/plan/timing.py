@@ -1,4 +1,4 @@
-"""Computes where the seconds of a run go on one offer, what a limit buys, and the smallest useful limit.
+"""Computes how a run's time is spent on one offer, what a limit buys, and the smallest useful limit.
 
     create | arrive | start | steps, evaluations, saves | finish | push | home | reserve of the guards | limit
              boot,    load,                               last      last
@@ -52,9 +52,9 @@ _DISK_BYTES_PER_S = 50e6  # speed of a save with fsync and verification
 _BYTES_PER_TOKEN = 4  # upper bound for the size of a token in a shard
 _BYTES_PER_WEIGHT = 4  # upper bound for the size of a weight
 
-_FINISH_DOUBT, _FINISH_SPARE_S = 1.25, 5.0  # the reserve of the trainer for its last evaluation, save and sample
-_MEASURED_DOUBT, _DOUBT = 1.5, 2.0  # safety factors on measured speeds and times, and on all others
-_LEAST_STEPS = 20  # enough steps to measure the speed of a run and to have something to decay
+_FINISH_DOUBT, _FINISH_SPARE_S = 1.25, 5.0  # the trainer's reserve for its final evaluation, save and sample
+_MEASURED_DOUBT, _DOUBT = 1.5, 2.0  # safety factors: for measured speeds and times, and for all others
+_LEAST_STEPS = 20  # enough steps to measure the run's speed and to decay the learning rate
 _END_S = 3.0  # time for the agent to start ending the billing before the next guards act
 ASSUMED_HOURS = 20.0  # assumed hours per preemption of a spot machine until more is known
 _TAKEN = "preempted"  # prefix of the ledger's note for an instance that was preempted
@@ -196,7 +196,7 @@ def pushing(run: Run) -> str:
 
 
 def _input_bytes(run: Run, *, is_base_sent: bool) -> int:
-    """Return the bytes sent to the store and on to the instance: tokens and initial weights."""
+    """Return the number of bytes sent to the store and then to the instance: tokens and initial weights."""
     own = [phase.data.num_train_tokens + phase.data.num_val_tokens for phase in run.phases if phase.data]
     num_tokens = run.data.num_train_tokens + run.data.num_val_tokens + sum(own)
     num_starts = (run.base is not None and is_base_sent) + sum(bool(p.init_from) for p in run.phases)
@@ -261,7 +261,7 @@ def _seen(offer: Offer, home: Home) -> tuple[int, float]:
 
 
 def _between_saves_s(run: Run, timing: Timing) -> float:
-    """Return the time between checkpoints in the phase where it is longest, because a loss there costs most."""
+    """Return the longest checkpoint interval of any phase, which is where a preemption costs the most."""
     return max(_gap_s(phase, timing) for phase in run.phases)
 
 

@@ -41,7 +41,7 @@ class Listed:
     seconds: float  # planned seconds from the create call until the instance is gone
     speed_source: str  # measured or modelled
     speed_text: str
-    rate_usd_per_hour: Decimal | None  # for all GPUs of the machine; None if homing has no list price for it
+    rate_usd_per_hour: Decimal | None  # rate for all GPUs of the machine; None if homing has no list price for it
     rate_text: str  # the price list and its date
 
     @property
@@ -75,7 +75,8 @@ def list_prices(run: Run, home: Home, own_rate: Decimal | None = None) -> list[L
     if not rows:
         raise NoOffer(
             what=f"No listed GPU fits {run.name}.",
-            why=f"It needs {format_bytes(needs.memory_bytes)} on {run.cloud.num_gpus} x {run.cloud.gpu or 'any GPU'}.",
+            why=f"The run needs {format_bytes(needs.memory_bytes)} on {run.cloud.num_gpus} x"
+            f" {run.cloud.gpu or 'any GPU'}.",
             fix="Change cloud.gpu or cloud.num_gpus, or make the model smaller; see: homing verify RUN",
         )
     return sorted(rows, key=lambda row: (row.cost_usd is None, row.cost_usd or Decimal(0), row.seconds))
@@ -101,7 +102,7 @@ def _listed(run: Run) -> Iterator[tuple[Offer, str]]:
 
 
 def _cards(price: Price, num_gpus: int) -> tuple[str, int]:
-    """Return GPU and count of a listed price. An EC2 price is for a whole machine, others are for a single GPU."""
+    """Return the GPU and GPU count that a list price covers. EC2 prices are per machine, all others per GPU."""
     return TYPES.get(price.name, ("", 0, 0, 0))[:2] if price.provider == "aws" else (price.name, num_gpus)
 
 

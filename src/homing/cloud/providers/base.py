@@ -118,7 +118,7 @@ class Place:
     work_dir: str
     python: str  # the Python interpreter that has homing and torch when training begins
     end_billing: EndBilling
-    base_python: str = ""  # the Python interpreter that is there from the start, if it is a different one
+    base_python: str = ""  # the Python interpreter available from the start, if different
     # Where to keep code and environments that a later instance can reuse, or "" if the machine has everything it needs.
     cache_dir: str = ""
 
@@ -193,7 +193,7 @@ class Instance:
     created_at: float | None = None
     ended_at: float | None = None  # when billing ended, according to the provider
     spend_usd: Decimal | None = None  # the spend according to the provider
-    is_running: bool = True  # False only if the provider knows that none of our programs is still running on it
+    is_running: bool = True  # False only if the provider knows that none of our programs is running on the instance
     detail: str = ""  # a sentence about the state, or the provider's raw state
     page: str = ""  # the provider's web page for the instance
     twins: tuple[str, ...] = ()  # ids of duplicates that create started by accident and destroyed; set only by create
@@ -277,7 +277,7 @@ class Configurable(Protocol):
 
 @runtime_checkable
 class Preparing(Protocol):
-    """A provider that prepares something, such as an image, before anything bills."""
+    """A provider that prepares something, such as an image, before billing starts."""
 
     def prepare(self, store: str) -> None: ...  # `store` is the URL of the run's store; safe to repeat
 
@@ -319,7 +319,7 @@ class Doubling(Protocol):
 class ManyNamed(Protocol):
     """A provider that cannot always identify the account of an API key, and then names the account after the key."""
 
-    # Returns all account names that ledger rows may contain for this key, starting with that from account().
+    # Returns all account names that ledger rows may contain for this key, starting with the name from account().
     def account_names(self) -> tuple[str, ...]: ...
 
 

@@ -19,8 +19,8 @@ class Price:
     provider: str
     name: str  # the provider's name for the machine or GPU
     usd_per_hour: Decimal
-    date: str  # when the rate was read
-    source: str  # where the rate was read
+    date: str  # when the rate was looked up
+    source: str  # where the rate was looked up
 
     @property
     def as_of(self) -> float:

@@ -28,7 +28,7 @@ PROVIDERS: dict[str, tuple[str, str | None]] = {
 # Providers whose instances are visible only from this computer. Elsewhere their lists are empty, which does not mean
 # that the instances are gone.
 HERE_ONLY = ("fake", "local", "ssh")
-# Providers on this computer, which answer at once or not at all.
+# Providers on this computer. They respond immediately or not at all.
 NEAR = ("fake", "local")
 # Cheap checks for any sign of an account, for every provider that needs one. If there is none, the provider's module is
 # not imported, because loading it is slow.

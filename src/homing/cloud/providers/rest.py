@@ -6,7 +6,7 @@
                        effect, so that the adapter checks before it retries
 
 A missing response never means "gone". It raises ProviderSilent, and so does a response that lacks required fields
-(`legible`). This module knows nothing about what is requested.
+(`legible`). This module does not interpret the content of requests and responses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from homing.cloud.check_numbers import read_figure
 from homing.errors import ProviderRefused, ProviderSilent
-from homing.install import pip_upgrade
+from homing.pip_command import pip_upgrade
 from homing.world import HttpRequest, HttpResponse, NetworkError, Retries, World
 
 __all__ = ["RETRIES", "Api", "Reply", "Unsure", "Unwelcome", "legible"]
@@ -35,13 +35,13 @@ _BUSY, _TIMED_OUT = 429, 408
 
 
 class Unsure(Exception):
-    """Raised if it is unclear whether a call took effect, so that the call must not be retried blindly."""
+    """Raised if it is unclear whether a call took effect. Such a call must not be retried without checking first."""
 
 
 class Unwelcome(ProviderRefused):
     """The provider understood the request and refused it with a 4xx. If `create` raises this, nothing was created.
 
-    `status` and `text` are from the response, for the adapter to interpret.
+    `status` and `text` are those of the response. The adapter interprets them.
     """
 
     def __init__(self, what: str, why: str = "", fix: str = "", *, status: int = 0, text: str = "") -> None:

@@ -19,7 +19,7 @@ __all__ = ["MACHINE_ENV", "ProcessTree", "inherited"]
 # Environment variable that marks other providers' machines on this computer, so that `local` ignores them.
 MACHINE_ENV = "HOMING_MACHINE"
 
-_TERM_GRACE_S = 0.5  # short, because a rented machine gets no longer warning when it is destroyed
+_TERM_GRACE_S = 0.5  # short, because a rented machine gets no more warning than this when it is destroyed
 _DEADLINE_S = 20.0
 # Environment variables that a machine inherits: an allowlist, so that keys for other services are not passed on.
 _ENV_NAMES = re.compile(

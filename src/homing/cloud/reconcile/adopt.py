@@ -1,4 +1,4 @@
-"""Adopts a run from a different home by taking over its lease, attempts, spend and run documents.
+"""Adopts a run from another home by taking over its lease, attempts, spend and run documents.
 
     stored_runs -> propose (the run, spend, instances) -> adopt: lease, then ledger, documents, record, refresh
 
@@ -62,10 +62,10 @@ class Proposal:
 
 
 def propose(store: Store, wanted: str, home: Home) -> Proposal:
-    """Return the proposal for a run id or name. A name selects the run with an open attempt, else the newest."""
+    """Return the proposal for a run id or name. A name selects the run with an open attempt, else the newest run."""
     records = stored_runs(store)
     found = [each for each in records if wanted in (each.run_id, each.run_name)]
-    # The sort is stable, so the newest stays first. The writers' clocks only order the runs that have ended.
+    # The sort is stable, so the newest run stays first. Clock differences between homes only affect ended runs.
     found.sort(key=lambda each: (each.run_id != wanted, all(one.ended_at is not None for one in each.attempts)))
     record = next(iter(found), None)
     if record is None:
@@ -73,7 +73,7 @@ def propose(store: Store, wanted: str, home: Home) -> Proposal:
         near = difflib.get_close_matches(wanted, known, n=1)
         raise UsageError(
             what=f"There is no run {wanted!r} in {store.url}.",
-            why=f"Did you mean {near[0]}?" if near else f"It has records of {len(records)} runs.",
+            why=f"Did you mean {near[0]}?" if near else f"The store has records of {len(records)} runs.",
             fix=f"List the runs: homing adopt {shlex.quote(store.url)}",
         )
     return _proposal(record, run_lease.newest(store, record.run_id), home)
@@ -114,7 +114,7 @@ def _proposal(record: RunRecord, lease: Lease | None, home: Home) -> Proposal:
 
 
 def _mark_to_keep(proposal: Proposal) -> str:
-    """Return the mark of the instance that may keep writing: the lease's, unless the record says that it ended."""
+    """Return the mark of the instance that may keep writing: the one in the lease, unless that instance has ended."""
     open_marks = [line.mark for line in proposal.live]
     known = [line.mark for line in proposal.lines]
     held = proposal.lease.mark if proposal.lease is not None else ""
@@ -134,7 +134,10 @@ def lines_of(record: RunRecord) -> list[LedgerLine]:
 
 
 def _line(record: RunRecord, attempt: Attempt) -> LedgerLine:
-    """Convert an attempt to a line. An open one counts as created: its home may have died after the create call."""
+    """Convert an attempt to a ledger line.
+
+    An open attempt counts as created, because its home may have crashed after the create call.
+    """
     is_over = attempt.ended_at is not None
     return LedgerLine(
         mark=attempt.mark,
@@ -158,7 +161,7 @@ def _line(record: RunRecord, attempt: Attempt) -> LedgerLine:
 
 
 def _last_word(store: Store, run_id: str) -> Heartbeat | None:
-    """Return the last heartbeat. A damaged one counts as none, and must not prevent adopting an instance that bills."""
+    """Return the last heartbeat, or None if it is missing or damaged, because that must not prevent an adoption."""
     try:
         return read_document(store, run_key(run_id, file_names.HEARTBEAT), Heartbeat)
     except IntegrityError:
@@ -166,10 +169,10 @@ def _last_word(store: Store, run_id: str) -> Heartbeat | None:
 
 
 def _by_our_clock(lines: list[LedgerLine], beat: Heartbeat | None, home: Home) -> list[LedgerLine]:
-    """Move the start of open attempts back if their agent has counted more time than our clock shows.
+    """Move the start of an open attempt back if its agent has counted more time than our clock shows.
 
-    The create calls were timed by the other home's clock. If our clock is behind that clock, the attempt would look too
-    young, and the receipt and the spend that counts toward the limit would be too low.
+    The other home recorded the start by its own clock. If our clock is behind that clock, the attempt looks too young,
+    and both its receipt and the spend that counts toward the limit would be too low.
     """
     now, found = home.world.now(), []
     for line in lines:
@@ -182,7 +185,7 @@ def _by_our_clock(lines: list[LedgerLine], beat: Heartbeat | None, home: Home) -
 
 
 def _foreign(record: RunRecord, home: Home) -> list[Adopted]:
-    """Return the marks of other homes that this one may touch from now on, which are exactly those in the record."""
+    """Return the marks of other homes in the record. From now on, this home may change resources that carry them."""
     found = [Adopted(each.mark, owner_in(each.mark), each.host, each.home) for each in record.attempts]
     return [each for each in found if each.owner and each.owner != home.owner]
 
@@ -222,7 +225,7 @@ def _fetch_documents(store: Store, record: RunRecord, home: Home) -> list[str]:
 
 
 def _data_dir(home: Home, folder: Path) -> str:
-    """Return the prepared data's folder if this home launched the run itself, else one in the run's folder."""
+    """Return the folder of the prepared data if this home launched the run, else a subfolder of the run's folder."""
     try:
         known = codec.loads(Run, home.world.read(folder / file_names.RUN)).data.dir
     except (OSError, codec.WireError):
@@ -233,7 +236,7 @@ def _data_dir(home: Home, folder: Path) -> str:
 def _bring_data(store: Store, run: Run, home: Home) -> list[str]:
     folder = home.run_dir(run.id) / _DATA
     home.world.mkdir(folder)
-    if not run.data.manifest_sha256:  # without a shared text, each phase has its own data, which run.json names by hash
+    if not run.data.manifest_sha256:  # no shared text; each phase has its own data, listed by hash in run.json
         digest = run.data.tokenizer_sha256
         store.get(f"{file_names.STORE_OBJECTS}/{digest}", str(folder / file_names.TOKENIZER), digest)
         return []

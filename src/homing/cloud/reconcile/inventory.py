@@ -1,19 +1,19 @@
-"""Compares everything that carries our mark at any provider with the ledger, for the report of `homing reconcile`.
+"""Compares the ledger with all resources that carry our mark at any provider, for the report of `homing reconcile`.
 
-    instances   known | reopened (was closed, still there) | forgotten (no run knows it) | waiting (not shown yet)
+    instances   known | reopened (was closed, still there) | forgotten (no known run) | waiting (not shown yet)
                 absent (closed now, with its receipt) | unborn (a launch that died before its create call)
-    resources   in use (its instance lives) | kept (on request, with its rate) | left over (belongs to nothing alive)
+    resources   in use (its instance lives) | kept (on request, with its rate) | left over (no live instance uses it)
 
 A survey changes nothing but the ledger. It lists only our own resources, and reports providers that cannot be queried.
 
 `check_lost` answers for one run whether an instance that is not in the ledger may be billing:
 
     the ledger has lines, and the run is unknown here        it was never launched from here
-    its folder at home, or its record in the store           ask its provider for its mark
-    an empty ledger                                          ask every configured provider for our mark
+    its folder at home, or its record in the store           look for its mark at its provider
+    an empty ledger                                          look for our mark at every configured provider
 
-`draft` calls `check_lost` before a launch rents a second instance, and the commands call it before they say that a run
-was never launched. `is_lost` is for commands that follow a run until it ends.
+`draft` calls `check_lost` before a launch rents a second instance, and the commands call it before they report that a
+run was never launched. `is_lost` is for commands that follow a run until it ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from decimal import Decimal
 from functools import partial
 
 from homing.cloud.ask_providers import ask_all
-from homing.cloud.contact import reported_actions
+from homing.cloud.contact import action_log
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
@@ -93,7 +93,7 @@ def survey(home: Home) -> Survey:
         # A UsageError means that the provider is not set up here; refresh reports it if the ledger has lines for it.
         elif not isinstance(answer, UsageError):
             problems.append(_not_asked(name, answer))
-            is_blind = True  # set even without a ledger line, because this command looks for unknown instances
+            is_blind = True  # even if the ledger has no line there, because a survey looks for unknown instances
     return Survey(shown, problems + accounts_unseen(home, lines), is_blind)
 
 
@@ -112,15 +112,15 @@ def billing_things(home: Home, known_problems: list[str]) -> tuple[list[Resource
 def keep(home: Home, finding: Finding) -> str:
     """Keep a forgotten instance: assign it to the run that its mark matches, or name it after its mark.
 
-    Return a sentence that says until when it bills. The guard respects the user's decision and does not end the
-    instance as a leftover of a run that has ended or resumed elsewhere. Its cost still counts toward the limit of that
-    run.
+    Return a sentence that says how long the instance will keep billing. The guard respects the user's decision and does
+    not end the instance as a leftover of a run that has ended or resumed elsewhere. The instance's cost still counts
+    toward that run's limit.
     """
     assert finding.line is not None, finding
     mark = finding.mark
     for run in home.ledger.runs():
         if mark == make_mark(home.owner, run.id, finding.line.attempt):
-            reported_actions.note(home, run.id, kept_key(mark), "kept", "Kept, as chosen in reconcile.")
+            action_log.note(home, run.id, kept_key(mark), "kept", "Kept, as chosen in reconcile.")
             home.ledger.update(mark, run_id=run.id, run_name=run.name, limit_usd=run.spend_limit_usd)
             limit = "no spend limit" if run.spend_limit_usd is None else meter.show_usd(Decimal(run.spend_limit_usd))
             return f"it keeps billing until the limit of {run.id}, {limit}, or until you run: homing destroy {run.id}"
@@ -134,7 +134,7 @@ def kept_key(mark: str) -> str:
 
 
 def _instance(home: Home, line: LedgerLine, before: LedgerLine | None) -> Finding | None:
-    """Return the finding for a line, or None for a receipt that was closed before."""
+    """Return the finding for a ledger line, or None if the line was already closed before this survey."""
     if line.destroyed_at is not None:
         if before is not None and before.destroyed_at is not None:
             return None
@@ -180,9 +180,9 @@ def _list_resources(
 
 
 def _silent(home: Home, problems: list[str]) -> set[str]:
-    """Return the remote providers that just failed to answer, because asking them again would not help.
+    """Return the remote providers that have just failed to answer, because querying them again would not help.
 
-    Local providers are asked again.
+    Local providers are queried again.
     """
     far = [name for name in providers_in_use(home) if name not in HERE_ONLY]
     return {name for name in far if any(each.startswith(unasked(name)) for each in problems)}
@@ -224,7 +224,7 @@ def _resource(home: Home, resource: Resource, is_live: bool, lines: dict[str, Le
 
 
 def _of_others(home: Home) -> list[LedgerLine]:
-    """Return the lines of adopted instances, which are needed to open the view of their previous owner."""
+    """Return the lines of adopted instances. They show which previous owners' resources must be listed, too."""
     return home.ledger.lines_of_others(owner_prefix(home.owner))
 
 
@@ -234,8 +234,8 @@ def _of_others(home: Home) -> list[LedgerLine]:
 def check_lost(home: Home, word: str, store: str = "") -> bool:
     """Raise StillBilling if an instance that is not in the ledger may be billing, or if that could not be checked.
 
-    `word` is a name, an id, or "" for any run. `store` is where its record may be. Runs that can be restored are in the
-    ledger afterwards, with their limits. Returns True if the providers were queried.
+    `word` is a name, an id, or "" for any run. `store` is the store that may contain the run's record. After the call,
+    every run that can be restored is in the ledger again, with its limit. Returns True if the providers were queried.
     """
     suspects = [read_lost(home, each) for each in unknown_ids(home) if is_called(each, word)]
     is_empty = home.has_owner and not home.ledger.lines() and not home.ledger.runs()
@@ -266,7 +266,7 @@ def check_lost(home: Home, word: str, store: str = "") -> bool:
 def is_lost(home: Home, run: RunRow) -> bool:
     """Return True if the ledger has lost a run that it once had, and no provider shows an instance of it.
 
-    If so, nothing here will ever show how the run ended. Raises StillBilling while an instance may be billing.
+    In that case, nothing in this home shows how the run ended. Raises StillBilling while an instance may be billing.
     """
     if home.ledger.run(run.id) is not None:
         return False
@@ -309,12 +309,12 @@ def _refuse_stray(home: Home, word: str) -> None:
 
 
 def _unchecked(home: Home, lost: LostRun, problems: list[str]) -> str:
-    """Return why it is unknown whether the provider still shows the instance, or "" if it is known to be gone."""
+    """Return the reason why the instance may still exist, or "" if it is known to be gone."""
     if not lost.provider:
-        return f"{home.run_dir(lost.id) / LAUNCH_NOTE} does not say which provider it was rented from."
+        return f"{home.run_dir(lost.id) / LAUNCH_NOTE} does not say which provider the instance was rented from."
     mark = make_mark(home.owner, lost.id, lost.attempt)
     if home.world.is_locked(home.launch_lock(mark)):
-        return "Another process is launching it."
+        return "Another process is launching the run."
     said = next((problem for problem in problems if problem.startswith(unasked(lost.provider))), "")
     if said:
         return said

@@ -1,6 +1,6 @@
 """Recovers lost data that a home needs to recognize its instances.
 
-owner lost    recovered from the marks in the ledger; the next use writes it again
+owner lost    recovered from the marks in the ledger and written to disk again on the next use
 ledger lost   restored from its backup (ledger_file.py). If a run is not in the backup, an instance's mark and the
               run's documents at home identify the run and its limit, and `refresh` records them again;
               the rest comes back from the store with `homing adopt`
@@ -59,7 +59,7 @@ class LostRun:
 
 
 def what_is_lost(home: Home) -> list[str]:
-    """Return a sentence for each thing that is lost. Call this first: the first use of a lost owner repairs it."""
+    """Return a sentence for each thing that is lost. Call this first, because any use of a lost owner restores it."""
     owner, runs = lost_owner(home), unknown_runs(home)
     said = [f"{home.owner_path} was lost; the marks in the ledger show that the owner is {owner}."] if owner else []
     if not runs:
@@ -72,7 +72,7 @@ def what_is_lost(home: Home) -> list[str]:
 
 
 def lost_owner(home: Home) -> str:
-    """Return a lost owner from the ledger's marks, or "" if it is not lost or the ledger does not know it."""
+    """Return the lost owner as found in the ledger's marks, or "" if it is not lost or cannot be found there."""
     return "" if home.has_owner else home.owner_in_ledger()
 
 
@@ -84,7 +84,7 @@ def unknown_runs(home: Home) -> dict[str, str]:
 def remembered(home: Home, instance: Instance) -> tuple[RunRow, list[LedgerLine]] | None:
     """Return the run and lines of an instance that is not in the ledger, from the run's documents at home, or None.
 
-    The run includes its limit, so that the guard enforces it. The cost of earlier attempts is recorded as a separate
+    The run includes its limit, so that the guard can enforce it. The cost of earlier attempts is returned as a separate
     line.
     """
     number = instance.mark.rpartition("-")[2]
@@ -146,7 +146,7 @@ def unknown_ids(home: Home) -> list[str]:
 
 
 def read_lost(home: Home, run_id: str) -> LostRun:
-    """Return as much about the run as can be read, because a damaged document must not hide it."""
+    """Return as much about the run as can be read, because a damaged document must not hide the run."""
     folder = home.run_dir(run_id)
     name = re.sub(_RUN_ID + "$", "", run_id)
     lost = LostRun(run_id, name, "")

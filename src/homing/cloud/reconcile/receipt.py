@@ -3,8 +3,8 @@
     end time   the provider's; else from the agent's final heartbeat; else when the instance was found to be gone
     cost       the largest of rate x time, the provider's figure, the agent's count and the ledger's figure
 
-If it is unknown when the instance ended, or whether it existed, the receipt is the most that it can have cost, and the
-note says so.
+If it is unknown when the instance ended, or whether it existed, the receipt shows the most that the instance can have
+cost, and the note says so.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -
 
 
 def _most_machines(home: Home, line: LedgerLine, instance: Instance | None) -> int:
-    """Return how many instances may exist with the mark if none was seen: as many as the launch may have requested."""
+    """Return how many instances may have had this mark: if none was seen, as many as the launch may have created."""
     provider = home.provider_of(line)
     return provider.num_creates if instance is None and isinstance(provider, Doubling) else 1
 
@@ -128,8 +128,8 @@ def _beginnings(home: Home, line: LedgerLine, instance: Instance | None) -> list
     assert line.created_at is not None, line
     began = [line.created_at]
     their_start = instance.created_at if instance is not None and instance.ended_at is not None else None
-    # Use the provider's start, because the same clock gives the end, and ours may be ahead by more than the whole
-    # lifetime. A start that is more than a month before ours cannot be the start of this instance.
+    # Use the provider's start time too, because the end time is by the same clock. Our clock may be ahead of it by more
+    # than the instance's lifetime. A start time more than a month before ours cannot belong to this instance.
     if their_start is not None and line.created_at - their_start <= _MONTH_S:
         began.append(their_start)
     asked_at = home.ledger.destroy_asked_at(line.mark) if instance is None else None
@@ -142,8 +142,8 @@ def _beginnings(home: Home, line: LedgerLine, instance: Instance | None) -> list
 def most_usd(home: Home, line: LedgerLine) -> Decimal:
     """Return the most that the instance can cost under the provider's own guard, which the create call itself sets.
 
-    The result is infinite if no guard acts in every case. In that case the instance is gone, but it is unknown what
-    ended it, or when.
+    The result is infinite if the provider has no guard that acts in every case, because then nothing bounds how long
+    the instance may have billed.
     """
     run, limit, provider = home.ledger.run(line.run_id), line.limit_usd, home.provider_of(line)
     if run is None or limit is None or not provider.guard or "native_deadline" in provider.cannot:
@@ -160,7 +160,7 @@ def most_usd(home: Home, line: LedgerLine) -> Decimal:
 
 
 def at_their_most(home: Home, lines: Sequence[LedgerLine]) -> list[LedgerLine]:
-    """Return the lines, with open instances in a different account, which no key here sees, at their maximum cost.
+    """Return the lines. Open instances in accounts that no key here can see are counted at their maximum cost.
 
     The maximum cost is constant, so that a launch, its agent and the guard at home compute the same total. If the cost
     has no bound, or the provider cannot be queried, the line stays open at its rate.
@@ -169,10 +169,10 @@ def at_their_most(home: Home, lines: Sequence[LedgerLine]) -> list[LedgerLine]:
 
 
 def left_at_most(home: Home, lines: Sequence[LedgerLine]) -> list[LedgerLine]:
-    """Return a live run's lines, with attempts that the last launch left open elsewhere at their maximum cost.
+    """Return a live run's lines. Attempts left open in other accounts are counted at their maximum cost.
 
-    They count as that launch counted them (`at_their_most`). The last attempt itself counts by its rate, whatever key
-    is set here, because the limit applies to it.
+    The last launch counted these attempts in the same way (`at_their_most`). The last attempt itself counts at its
+    rate, whichever key is set here, because the limit applies to it.
     """
     return [
         _at_its_most(home, line)
@@ -189,8 +189,8 @@ def _is_open(line: LedgerLine) -> bool:
 def _is_apart(home: Home, line: LedgerLine, last: LedgerLine) -> bool:
     """Return True if the line is in a different account than the last attempt.
 
-    If the ledger knows both accounts, it decides. If only the provider decided, two machines would count while it does
-    not answer, although the launch counted one.
+    If the ledger contains both accounts, it decides. If only the provider decided, both machines would count as running
+    whenever the provider does not answer, although the launch counted only one.
     """
     is_known = line.provider == last.provider and line.account is not None and last.account is not None
     if is_known and line.account != last.account and line.billing != "yes":
@@ -222,7 +222,7 @@ def at_its_rate(home: Home, line: LedgerLine, instance: Instance) -> LedgerLine:
 
 
 def _as_written(home: Home, line: LedgerLine) -> LedgerLine:
-    """Return the line with the ledger's current spend and rate, if another process has written higher ones."""
+    """Return the line, with the spend and rate raised if another process has recorded higher ones in the ledger."""
     now = next((each for each in home.ledger.lines(line.run_id) if each.mark == line.mark), line)
     spend = str(max(Decimal(line.spend_usd), Decimal(now.spend_usd)))
     rate = str(max(Decimal(line.rate_usd_per_hour), Decimal(now.rate_usd_per_hour)))
@@ -240,7 +240,7 @@ def last_beat(home: Home, line: LedgerLine) -> Heartbeat | None:
 
 
 def counted(line: LedgerLine, beat: Heartbeat | None, lines: Sequence[LedgerLine], now: float) -> Decimal:
-    """Return this attempt's cost by its agent's own count, which does not depend on home's clock."""
+    """Return this attempt's cost as counted by its agent. It does not depend on home's clock."""
     try:
         reported = Decimal(beat.spend_usd if beat is not None else 0)
     except ArithmeticError:  # damaged data must not abort a status check
@@ -252,9 +252,9 @@ def counted(line: LedgerLine, beat: Heartbeat | None, lines: Sequence[LedgerLine
 
 
 def _counted_before(earlier: LedgerLine, line: LedgerLine, now: float) -> Decimal:
-    """Return an upper bound for what the agent of `line` counts for an earlier attempt.
+    """Return an upper bound on the cost that the agent of `line` adds for an earlier attempt.
 
-    For an attempt left open in a different account, the agent was given the maximum cost.
+    For an attempt left open in a different account, the launch told the agent the maximum cost.
     """
     spend = meter.line_spend(earlier, now)
     was_open = earlier.destroyed_at is None or earlier.destroyed_at > line.intent_at
@@ -264,7 +264,7 @@ def _counted_before(earlier: LedgerLine, line: LedgerLine, now: float) -> Decima
 
 
 def _goodbye(home: Home, line: LedgerLine, beat: Heartbeat | None, counted_usd: Decimal, now: float) -> float | None:
-    """Return the time by which an instance that reported its own end had stopped billing, or None without a report.
+    """Return the time by which billing had stopped if the instance reported its own end, otherwise None.
 
     Not every provider reports when an instance ended or keeps that information for long, and a laptop may be closed for
     days.
@@ -272,12 +272,13 @@ def _goodbye(home: Home, line: LedgerLine, beat: Heartbeat | None, counted_usd: 
     if beat is None or beat.state != "ended" or not can_end_itself(home.provider_of(line)):
         return None
     if line.note.startswith(RESTORED):
-        # An instance may need several tries to destroy itself. If the ledger was lost, so was the time when it was last
-        # listed.
+        # An instance may need several tries to destroy itself. If the ledger was lost, it is also unknown when the
+        # instance was last listed.
         return None
     assert line.created_at is not None, line
     rate = Decimal(line.rate_usd_per_hour)
-    # Use the longer of two lifetimes: by the instance's clock, and by its spend, which includes the age that home sent.
+    # Use the longer of two lifetimes: one by the instance's clock, and one implied by its spend. The spend also
+    # reflects the instance's age, if home sent it.
     lived_s = max(0.0, beat.t - beat.started_at, float(counted_usd / rate * 3600) if rate > 0 else 0.0)
     return min(now, line.created_at + lived_s + meter.MARGIN_S)
 
@@ -311,7 +312,9 @@ def their_spend(home: Home, line: LedgerLine, instance: Instance) -> tuple[Decim
     most = _TIMES_OURS * ours + meter.cost(rate, _LEAST_TERM_S) + _SMALL_USD
     if rate > 0 and usd > most:
         shown, count = meter.show_usd(usd), meter.show_usd(ours)
-        problems.append(f"It reports {shown} so far, but its rate implies about {count}, so homing ignores the report.")
+        problems.append(
+            f"The provider reports a cost of {shown}, but the rate implies about {count}. homing ignores the report."
+        )
         return None, problems
     return usd, problems
 

@@ -5,8 +5,8 @@
     heartbeat, outcome           ->  the run's state; the lease: whether a different home has adopted it
     changes                      ->  the run's record in its store
 
-If a provider or store cannot be queried, that is reported and changes nothing, because its instances are unknown, not
-gone. The same holds for an instance in a different account, which this key cannot see (renting_account.py).
+If a provider or store cannot be queried, the problem is reported and nothing changes, because the instances are in an
+unknown state, not gone. The same holds for an instance in an account that this key cannot see (renting_account.py).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
     "unread",
 ]
 
-# Provider lists may be stale, so an instance is gone only if this many lists over the provider's settle time lack it.
+# Lists may be stale, so an instance is gone only if it is missing from this many, spread over the settle time.
 LOOKS = 3
 _RECORD_S = 86400.0  # how long a run's record is still updated after the run has ended
 CREATE_GRACE_S = 900.0  # how long a create call without a response may still take effect
@@ -56,7 +56,7 @@ CREATE_GRACE_S = 900.0  # how long a create call without a response may still ta
 
 @dataclass(frozen=True)
 class _View:
-    """One provider as one owner sees it, with the open ledger lines to compare it with."""
+    """One owner's view of a provider, with the open ledger lines to compare with the provider's list."""
 
     name: str
     open_: Callable[[], Provider]
@@ -93,12 +93,12 @@ def refresh(
 
 
 def unread(run: RunRow) -> str:
-    """Return the beginning of the sentence that reports that the run's store could not be read."""
+    """Return the prefix of every message that says that the run's store could not be read."""
     return f"Could not read the store of {run.id}:"
 
 
 def unasked(name: str) -> str:
-    """Return the beginning of the sentence that reports that a provider could not be queried."""
+    """Return the prefix of every message that says that a provider could not be queried."""
     return f"Could not query {name}, so its instances may be billing:"
 
 
@@ -127,7 +127,7 @@ def _resources(provider: Provider, mark: str) -> list[Resource]:
 
 
 def providers_in_use(home: Home) -> list[str]:
-    """Return the providers of ledger lines with our own mark, plus those configured on this machine."""
+    """Return the providers that have ledger lines with our own mark, plus those configured on this machine."""
     return sorted(home.ledger.providers(owner_prefix(home.owner)) | set(configured(home.path, home.world)))
 
 
@@ -241,8 +241,8 @@ def _note_all_owned(
 def _by_line(listed: list[Instance], lines: dict[str, LedgerLine]) -> dict[str, Instance]:
     """Map ledger marks to instances, giving each duplicate a separate line.
 
-    Of two instances under one mark, the one in the ledger (else the older) gets the mark's line. The other one comes
-    from a create call that seemed lost and took effect late. It gets its own line, even after the first is gone.
+    If two instances have the same mark, the one in the ledger (else the older one) gets the mark's own line. The other
+    was created by a call that seemed lost and took effect late. It gets a separate line, even if the first is gone.
     """
     found: dict[str, Instance] = {}
     for instance in listed:
@@ -260,9 +260,9 @@ def _by_line(listed: list[Instance], lines: dict[str, LedgerLine]) -> dict[str, 
 
 
 def note_duplicate(home: Home, line: LedgerLine | None, instance: Instance) -> list[str]:
-    """Record a duplicate instance under a line's mark, billed since the create call.
+    """Record a duplicate of the line's instance, billed since the create call.
 
-    Returns the problems with its figures.
+    Returns the problems with the duplicate's figures.
     """
     duplicate = at_its_rate(home, add_duplicate(home, line, instance), instance)
     return _note_owned(home, duplicate, replace(instance, mark=duplicate.mark))
@@ -287,7 +287,7 @@ def add_duplicate(home: Home, line: LedgerLine | None, instance: Instance) -> Le
 
 
 def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> list[str]:
-    """Record what the provider reports about an instance, except bad figures; return the problems with those."""
+    """Record what the provider reports about an instance; skip implausible figures and return a sentence for each."""
     if line is None:
         _note_unknown(home, instance)
     elif line.destroyed_at is not None:
@@ -327,7 +327,7 @@ def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:
     if line.instance_id is None and home.world.now() - line.created_at < CREATE_GRACE_S:
         return []  # the create call may be in progress in another process
     if home.world.is_locked(home.launch_lock(line.mark)):
-        return []  # the launch waits for the instance, which may be listed late, and destroys it on timeout
+        return []  # the launch is still waiting for the instance, and destroys it on timeout
     try:
         check_account(home, provider, line)
     except OtherAccount as exc:
@@ -355,7 +355,7 @@ def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:
 def _forgotten(instance: Instance, now: float) -> LedgerLine:
     """Return a line for an instance that is not in the ledger.
 
-    The mark ends in the attempt number. The run id in the mark may be shortened, so it is not used.
+    The attempt number comes from the end of the mark. The run id in the mark may be shortened, so it is not used.
     """
     number = instance.mark.rsplit("-", 1)[-1]
     return LedgerLine(
@@ -400,7 +400,7 @@ def _refresh_runs(home: Home, runs: list[RunRow], by: float) -> list[str]:
 def _read_run(home: Home, run: RunRow, lines: list[LedgerLine]) -> Lease | RunReports | str | None:
     """Return the newest lease if a different owner holds it, otherwise the run's reports.
 
-    Returns a sentence if the reports cannot be read, and None if there are none.
+    Returns a sentence if the reports cannot be read, and None if there are no reports yet.
     """
     if all(line.created_at is None for line in lines):  # nothing was written yet, and there may be no store
         return None
@@ -504,7 +504,7 @@ def _is_late(home: Home, run: RunRow, own: list[LedgerLine], problems: list[str]
 
 
 def _lease_of(home: Home, run: RunRow) -> Lease | None:
-    """Return the newest lease. Raise IntegrityError if it is unreadable, which must not block other runs' records."""
+    """Return the newest lease. If it is unreadable, raise IntegrityError, which does not block other runs' records."""
     try:
         return newest(home.store_of(run), run.id)
     except WireError as exc:

@@ -1,8 +1,8 @@
-"""Checks which account rented an instance: in a different account, it is invisible to this key but may still bill.
+"""Checks which account rented an instance. A key cannot see other accounts' instances, but these may still bill.
 
     check_account   before an instance counts as gone: raises OtherAccount, or the provider's error
     note_account    records that an instance visible to a key is in that key's account
-    check_own       makes sure that a guard resumes a run only in the account where it began
+    check_own       makes sure that a guard resumes a run only in the account where the run started
     vouch           records the user's assurance that this key belongs to the account that rented the instance
 
 An account is identified by the provider's name for it (a number, a workspace or a user), or by a hash of the key if the
@@ -41,7 +41,7 @@ def check_account(home: Home, provider: Provider, line: LedgerLine) -> None:
         return
     _check_known(provider.name, rented, here[0], f"homing destroy {line.run_id or line.mark}")
     raise OtherAccount(
-        what=f"{line.mark} may be billing: the current key is not from the account that rented it.",
+        what=f"{line.mark} may be billing: the current key does not belong to the account that rented it.",
         why=_why(provider.name, rented, here[0]),
         fix=_fix(provider, line),
     )
@@ -66,8 +66,8 @@ def note_account(
 ) -> None:
     """Record the account of instances that this key can see, unless the provider's name for it is already recorded.
 
-    These instances are visible and alive, so this is not urgent, and a guard has more important work. One request is
-    made for all of them, with a deadline, and a provider that did not answer is not asked again for a while.
+    These instances are visible and alive, so this is not urgent, and a guard has more important work. So one request is
+    made for all of them, with a deadline, and a provider that did not answer is not queried again for a while.
     """
     unsure = [line for line in lines if line.account is None or line.account.startswith(KEY_ACCOUNT)]
     now, since = home.world.monotonic(), home.unanswered_at.get(provider.name)
@@ -93,7 +93,7 @@ def check_own(home: Home, provider_name: str, lines: Sequence[LedgerLine]) -> No
         name = before[-1].run_id
         _check_known(provider_name, rented, here[0], f"homing launch {name} --resume")
         raise OtherAccount(
-            what=f"The current {provider_name} key is not from the account that {name} started in.",
+            what=f"The current {provider_name} key does not belong to the account that {name} started in.",
             why=_why(provider_name, rented, here[0]),
             fix=f"{use_again(provider_name)}, or resume in this account: homing launch {name} --resume",
         )
@@ -119,7 +119,7 @@ def accounts_unseen(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
 
 
 def vouch(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
-    """Set the account of these lines to this key's account, on the user's assurance; return the changes as sentences.
+    """Set the account of these lines to this key's account, as the user confirmed; return the changes as sentences.
 
     If the provider or the ledger fails, the line stays unchanged and a warning says so. The destroy is still attempted.
     """
@@ -150,7 +150,7 @@ def _check_known(provider_name: str, rented: str, here: str, command: str) -> No
         return
     by_hand = f"{command} --same-account" if "destroy" in command else command
     raise ProviderSilent(
-        what=f"{provider_name} currently does not report which account this key is from.",
+        what=f"{provider_name} currently does not report which account this key belongs to.",
         why=f"The account that rented the instance is {rented}.",
         doubt="Instances that this key cannot see may keep billing.",
         fix=f"Try again in a minute: homing runs   or, if this key has no permission to query its account: {by_hand}",
@@ -160,13 +160,13 @@ def _check_known(provider_name: str, rented: str, here: str, command: str) -> No
 def _is_unreported(rented: str, here: str) -> bool:
     """Return True if the provider identified the account earlier but now only a hash of the key is available.
 
-    The missing name alone does not mean that the account is a different one.
+    A missing account name alone does not mean that the account is different.
     """
     return here.startswith(KEY_ACCOUNT) and not rented.startswith(KEY_ACCOUNT)
 
 
 def _rented(home: Home, line: LedgerLine) -> str | None:
-    """Return the line's account in the ledger, or the one read earlier if the ledger cannot be read (full disk)."""
+    """Return the line's account from the ledger, or the one read earlier if the ledger is unreadable (full disk)."""
     with contextlib.suppress(HomingError):
         return home.ledger.account(line.mark) or line.account
     return line.account
@@ -175,7 +175,7 @@ def _rented(home: Home, line: LedgerLine) -> str | None:
 def _why(provider_name: str, rented: str, here: str) -> str:
     text = f"It was rented with {_words(rented)}; the current one is {_words(here)}, which sees only its own account."
     if rented.startswith(KEY_ACCOUNT) or here.startswith(KEY_ACCOUNT):
-        text += f" {provider_name} does not report whether both are from the same account."
+        text += f" {provider_name} does not report whether both belong to the same account."
     return text
 
 

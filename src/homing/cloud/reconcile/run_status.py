@@ -67,7 +67,7 @@ class Status:
 
     @property
     def is_silent(self) -> bool:
-        """Return True if the ledger says live but the heartbeat is older than the store's write interval explains."""
+        """Return True if the run is live in the ledger but its heartbeat is too old for the store's write interval."""
         late_s = STALE_S + 2 * pace_of(self.run.store)
         return self.run.is_live and self.heartbeat_age_s is not None and self.heartbeat_age_s > late_s
 
@@ -98,12 +98,12 @@ class Status:
 
 
 def check_interval(every_s: float, flag: str = "--every") -> float:
-    """Return the interval if it is valid, else raise UsageError. `flag` is the option that it came from."""
+    """Return the interval if it is valid, else raise UsageError. `flag` is the option that set it."""
     if not 1 <= every_s <= 86400:
         raise UsageError(
             what=f"{flag}: invalid interval: {every_s:g} s.",
             why="Use a value from 1 second to 1 day.",
-            fix=f"{flag} 30",
+            fix=f"For example: {flag} 30",
         )
     return every_s
 
@@ -137,7 +137,7 @@ def _steps(home: Home, run: RunRow) -> dict[str, int]:
 
 
 def newest_beat(status: Status, metric: Metric | None) -> Heartbeat | None:
-    """Return the heartbeat updated with the newest metric, which may be up to one heartbeat newer."""
+    """Return the heartbeat updated with the newest metric, which may be newer by up to one heartbeat interval."""
     beat = status.reports.heartbeat if status.reports else None
     if beat is None or metric is None:
         return beat
@@ -186,9 +186,9 @@ def dump_line(line: LedgerLine) -> dict[str, Any]:
 
 
 def figures_of(home: Home, run: RunRow, beat: Heartbeat | None) -> dict[str, float]:
-    """Return the metrics that only the current phase has, such as the reward in rl. No heartbeat carries them.
+    """Return the metrics that only the current phase has, such as the reward in rl.
 
-    Raises if the store cannot be read.
+    Heartbeats do not contain them. Raises if the store cannot be read.
     """
     if beat is None or beat.phase != BY_REWARD:
         return {}
@@ -232,10 +232,10 @@ def how_far(seen: Heartbeat | Metric, phases: Sequence[str], figures: Mapping[st
 
 
 def reached(status: Status, beat: Heartbeat) -> Heartbeat:
-    """Return the heartbeat, moved forward to the step that the ended trainer reported.
+    """Return the heartbeat, advanced to the last step that the trainer reported when it ended.
 
-    A heartbeat gets steps and phases only from metrics lines. These are written every few steps, and the first may be
-    missing.
+    A heartbeat takes its step and phase only from metrics lines. These are written every few steps, and the first line
+    may be missing.
     """
     outcome = status.reports.outcome if status.reports else None
     if outcome is None:

@@ -52,7 +52,7 @@ class _Watch:
         self.home, self.run, self.every_s = home, run, every_s
         self.store = home.store_of(run)
         self.feed = EventFeed(self.store, run.id)
-        self.headed = ""  # the mark of the machine for which the last head was reported
+        self.headed = ""  # the mark of the machine in the last `head` report
         self.interrupted_by = ""
         self.plans: dict[str, Planned | None] = {}  # mark -> the plan for that machine
         self.last_line = ""
@@ -125,7 +125,7 @@ class _Watch:
         if made.may_bill and left:
             raise still_billing(self.home, left)
         if self.run.is_live and not was_live:
-            self.ending_since = None  # the run resumed in another attempt
+            self.ending_since = None  # the run has resumed in a new attempt
 
     def _head(self, status: Status) -> Iterator[Report]:
         """Report, once per machine, its rate, its guards, the newest checkpoint in the store, and the loss so far."""

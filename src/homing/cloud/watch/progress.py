@@ -1,4 +1,4 @@
-"""Computes the progress of a run: how far it has come, how much longer it will train, and what it will cost in total.
+"""Computes the progress of a run: what is done, how much longer it will train, and what it will cost in total.
 
 current phase                                   from the trainer's own estimate in its heartbeat
 later phases, and bringing the results home     from the plan for the current machine
@@ -59,7 +59,7 @@ def planned_usd(home: Home, run: RunRow, phases: Sequence[str]) -> Decimal | Non
 
 
 def trip_usd(home: Home, run: RunRow) -> Decimal | None:
-    """Return the planned cost of one attempt outside its phases: to boot, to start, to push the result and to end."""
+    """Return the planned cost of one attempt apart from its phases: booting, starting, pushing the result, ending."""
     return _planned(home, run, lambda parts: [parts[0][1], parts[-1][1]])
 
 

@@ -4,7 +4,7 @@
     logs of trainer, agent and sync       --read_log, follow-->  lines
 
 The directory of a rented run is in the store, and the directory of a run trained on this computer is in the home. The
-feed uses no clock and no provider, and gets costs only from the ledger's lines. Following a log loses no lines while
+feed uses no clock and no provider, and gets costs only from the ledger's lines. A followed log loses no lines while
 the store is unreachable.
 """
 
@@ -56,11 +56,11 @@ class Report:
 
 class EventFeed:
     def __init__(self, store: Store, run_id: str, *, is_curve: bool = False) -> None:
-        """Collect the metrics for a curve of the whole run if `is_curve`, else only for its current state."""
+        """If `is_curve`, collect the metrics for a curve of the whole run, else only for its current state."""
         self._store, self._run_id = store, run_id
         self._events = Tail(store, run_key(run_id, file_names.EVENTS))
         self._metrics = MetricLog(store, run_key(run_id, file_names.METRICS), is_curve=is_curve)
-        self.fresh: list[Metric] = []  # the new metrics that the last call found
+        self.fresh: list[Metric] = []  # the metrics that were new at the last call
         self._samples: set[str] = set()
         self._reported: set[tuple[float, str, str, str]] = set()  # events by identity
         self._times: dict[str, float] = {}  # times of the samples, by path
@@ -104,7 +104,7 @@ class EventFeed:
         if since > -math.inf:
             yield from self._past(events, lines, now)
             events = [event for event in events if event.t >= since]
-        if self._is_first:  # of the past events, show only the last ones, without file transfers
+        if self._is_first:  # show only the last few past events, without file transfers
             events = [event for event in events if event.source != "sync"][-_FIRST_EVENTS:]
         self._is_first = False
         for place, event in enumerate(events):
@@ -147,7 +147,7 @@ class EventFeed:
     def _new_samples(self, since: float) -> Iterator[tuple[float, Report]]:
         prefix = run_key(self._run_id, file_names.SAMPLES) + "/"
         entries = self._store.list(prefix)
-        if not self._samples:  # of the past samples, show only the last few, because a long run has hundreds
+        if not self._samples:  # show only the last few past samples, because a long run has hundreds
             self._samples.update(entry.key for entry in entries[:-_FIRST_SAMPLES])
         if since > -math.inf:
             self._samples.update(entry.key for entry in entries if self._sampled_at(entry.key[len(prefix) :]) < since)
@@ -182,7 +182,7 @@ def _mark(event: Event) -> tuple[float, str, str, str]:
 
 
 def _late(event: Event, lines: Sequence[LedgerLine]) -> str:
-    """Return a prefix for an event of an earlier attempt that arrives while the next is running, else ""."""
+    """Return a prefix for an event of an earlier attempt that arrives during a later attempt, else ""."""
     if len(lines) < 2 or event.source == "home" or event.t >= lines[-1].intent_at:
         return ""
     of = [line.attempt for line in lines if line.intent_at <= event.t]

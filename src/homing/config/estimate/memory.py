@@ -7,10 +7,10 @@
   full           everything is trained: weights, gradients and moments in fp32 (int8 moments take a quarter)
   lora           one copy of the weights in the compute type; gradients and moments for the adapters only
   qlora          blocks in NF4, dequantized one matrix at a time; embedding and head in bf16
-  recompute      a recomputed block keeps only its input; one whole block at a time is recomputed in memory
+  recompute      a recomputed block keeps only its input; in the backward pass, one whole block at a time is in memory
   offload        the optimizer state is in host memory; during a step a few chunks of it are on the GPU
-  rl             a copy of the weights to sample from and the KV cache of all rows, which captured graphs keep; frozen
-                 weights are sampled from directly, and the KL reference is the frozen weights plus the initial adapters
+  rl             a copy of the weights to sample from, and the KV cache of all rows, which captured graphs keep; with
+                 adapters, rl samples from the frozen weights, and the KL reference is these plus the initial adapters
 
 The peak is `always + max(forward, step, sampling)`. Activations are those kept for the backward pass, counted from the
 decoder's tensors; attention is a fused kernel, so its memory does not grow with the square of the context. The estimate
@@ -47,14 +47,14 @@ CUDA_BYTES = 2**30
 USABLE = 0.94
 # The trainer's loss holds the logits of this many (token, vocabulary entry) pairs at a time, in the compute type.
 PIECE_LOGITS = 2**28
-NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # bytes of a weight and of its share of the first- and second-level scales
-INT8 = 1 + 4 / 256  # bytes of a moment and of its share of the block scale
+NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # bytes per weight, with its share of the first- and second-level scales
+INT8 = 1 + 4 / 256  # bytes per moment, with its share of the block scale
 LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # what `all` means
 # Bytes per parameter during a Muon step: gradient, momentum mix and update in fp32; polynomial operands in bf16.
 MUON_SCRATCH_BYTES = 16
 # Offloaded state on the GPU: AdamW elements per chunk, and chunks in memory at a time.
 AT_A_TIME, LOADS = 2**24, 3
-# A host that holds optimizer state: Python, torch and CUDA of one process, and the fraction of its memory we may use.
+# On a host with offloaded state: memory of one process (Python, torch, CUDA), and the fraction of memory to use.
 PROCESS_BYTES, HOST_SHARE = 3 * 2**30, 0.9
 # Bytes per row and vocabulary entry while sampling: the logits in bf16; in fp32 the logits, their logarithms, and
 # copies for computing the entropy and choosing the token.
@@ -67,7 +67,7 @@ SPARE = 1.04
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes by part. The parts from `copies` on exist only during a forward pass, or grow with the micro-batch."""
+    """Bytes by part. Those from `copies` to `block_per_row` are temporary; `*_per_row` grow with the micro-batch."""
 
     weights: int
     gradients: int
@@ -121,7 +121,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether a phase as written fits on one GPU, the largest micro-batch that fits, and what to lower otherwise."""
+    """The result for one GPU: whether the phase fits as written, the largest micro-batch, and what to lower if not."""
 
     gpu: Gpu
     peak_bytes: int  # at the micro-batch that would be used on this GPU
@@ -133,7 +133,7 @@ class Fit:
 
 
 def training_memory(run: Run, phase: Phase | None = None, *, has_bf16: bool = True) -> Memory:
-    """Return the memory of one phase (the first if None), in the precision used on a GPU with or without bf16."""
+    """Estimate the memory of one phase (the first if None), in the precision that a GPU with or without bf16 uses."""
     phase = phase or run.phases[0]
     precision = run.train.precision
     if precision == "auto":
@@ -192,12 +192,12 @@ def memory_of(
         head_gradient=FP32 * head if method == "full" else 0,
         scratch=scratch + (_loads_bytes(table, muon, moment, state) if is_away else 0),
         host=state if is_away else 0,
-        # The whole block, with the gradients at its widest point.
+        # One whole recomputed block, plus the gradients at its widest point.
         block_per_row=per_layer + row * size * (3 * model.ffn_width + 4 * model.width) if again else 0,
     )
     if rl is None:
         return training
-    # In fp32, rl samples from the weights themselves; with adapters it does so in any type.
+    # In fp32, rl samples from the trained weights directly; with adapters, from the frozen weights in any precision.
     lean = size * num_params * ((size != FP32) + bool(rl.kl)) if method == "full" else FP32 * adapters * bool(rl.kl)
     return _with_sampling(training, model, rl, size, lean, prompt, copies=0 if method == "full" else training.copies)
 
@@ -274,7 +274,7 @@ def layer_bytes(model: Model, size: int, *, is_fp8: bool, lora: Lora | None) -> 
         chosen = set(LORA_TARGETS if "all" in lora.targets else lora.targets)
         inputs = d * bool(chosen & {"q", "k", "v"}) + d * bool(chosen & {"gate", "up"}) + lora.rank * len(chosen)
         down = model.ffn_width if "down" in chosen else 0
-        if lora.is_dora:  # the output before DoRA scales it to its magnitude
+        if lora.is_dora:  # DoRA also keeps each output as it was before scaling
             outs = {"q": queries, "k": keys, "v": keys, "o": d, "down": d}
             outs |= {"gate": model.ffn_width, "up": model.ffn_width}
             inputs += sum(outs[name] for name in chosen)
@@ -284,15 +284,15 @@ def layer_bytes(model: Model, size: int, *, is_fp8: bool, lora: Lora | None) -> 
 
 
 def _largest_group(table: dict[str, int]) -> int:
-    """Return the size of the largest group.
+    """Return the number of parameters in the largest group of matrices that Muon updates together.
 
-    Muon updates matrices of the same shape together: gate and up (swift: up), or q and out.
+    A group contains the matrices of one shape: gate and up (swift: up), or q and out.
     """
     return max(table["feed-forward"] * 2 // 3, table["attention q"] + table["attention out"])
 
 
 def _loads_bytes(table: dict[str, int], muon: int, moment: float, state: int) -> int:
-    """Return the bytes of offloaded state on the GPU at a time.
+    """Return how many bytes of offloaded state are on the GPU at the same time.
 
     Muon's groups are loaded whole, largest first; the next group is loaded while the current one is updated.
     """
@@ -375,7 +375,7 @@ def _what_to_shrink(run: Run, phase: Phase, gpu: Gpu, usable: int) -> str:
 
 
 def _is_change(phase: Phase, changes: dict[str, Any]) -> bool:
-    """Return whether the change applies: offload needs method full (adapters have little state), qlora needs lora."""
+    """Return whether the change applies: offload only to method full (adapters have little state), qlora to lora."""
     if "method" in changes:
         return phase.method == "lora"
     is_possible = "offload" not in changes or phase.method == "full"

@@ -7,11 +7,12 @@ FLOPs per trained token, with N: matrix parameters, L: layers, d: total width of
   recompute      one more forward of the recomputed blocks
   rl             trains on rows of prompt and answer; sampling each token costs one more forward pass
 
-The trainer counts its own parameters and refuses to start if they differ from these, so a formula that no longer
-matches the decoder fails at the first step and does not show up only on the bill.
+The trainer counts its own parameters and refuses to start if the counts differ. So if a formula no longer matches the
+decoder, the run fails at the start, and the mistake does not show up only on the bill.
 
-The exact token count of an rl question is known only on the instance, after tokenization. Here it is an upper bound by
-task kind; the user's own prompts may fill the context. The trainer's side is lm.rl.rollout and lm.model.attention.
+The exact token count of an rl question is known only on the instance, after tokenization. This module uses an upper
+bound for each task kind; the user's own prompts may fill the context. The matching code of the trainer is in
+lm.rl.rollout and lm.model.attention.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ __all__ = [
 
 # Beyond about this many passes over the same text, each further pass teaches little (Muennighoff et al., 2023).
 DATA_CONSTRAINED_EPOCHS = 4.0
-# A phase of a few minutes does not need an evaluation at each step or a checkpoint at every second one; every
-# checkpoint also generates a sample.
+# A phase of a few minutes does not need an evaluation at every step or a checkpoint at every second step, because
+# every checkpoint also generates a sample.
 LEAST_EVAL_STEPS = 10
 # Bytes per token at 256 vocabulary entries and at each doubling: about the average over English novels, Shakespeare,
 # Goethe in German and Python code, each with a tokenizer trained on that text (counts:
@@ -131,7 +132,7 @@ def sizes(model: Model) -> Sizes:
 
 
 def scaling_params(model: Model) -> int:
-    """Count the parameters of the block matrices and the head: used for every token, and by the scaling rules."""
+    """Count the parameters of the block matrices and the head. Every token uses them, and so do the scaling rules."""
     blocks = sum(part.num_params for part in parameter_table(model) if part.is_matmul and part.name != "head")
     return blocks + model.vocab_size * model.width
 
@@ -198,7 +199,7 @@ def prompt_tokens(model: Model, rl: Rl, *, is_open: bool = False) -> int:
     room = max(1, model.context - rl.max_new_tokens)
     longest = [_LONGEST_BYTES.get(task.kind) for task in rl.tasks]
     per_byte = 1.0 / _least_bytes_per_token(model.vocab_size)
-    # Never more tokens than bytes: the smallest tokens are bytes.
+    # A text never has more tokens than bytes, because the smallest tokens are bytes.
     tokens = [room if size is None else turns + math.ceil(size * min(1.0, per_byte)) for size in longest]
     return min(room, max(tokens, default=room))
 
@@ -206,8 +207,8 @@ def prompt_tokens(model: Model, rl: Rl, *, is_open: bool = False) -> int:
 def _least_bytes_per_token(vocab_size: int) -> float:
     """Return a lower bound on the bytes per token for questions unlike the text that the tokenizer was trained on.
 
-    For GSM8K with 2,048-entry tokenizers trained on books: the worst question has 1.8 bytes per token with English
-    books, and the average is 1.7 with German ones.
+    Measured on GSM8K with tokenizers of 2,048 entries: trained on English books, the worst question has 1.8 bytes per
+    token; trained on German books, the average question has 1.7.
     """
     return (1.0 + 0.45 * max(0.0, math.log2(max(vocab_size, 256)) - 8.0)) / 1.5
 
@@ -219,7 +220,7 @@ def row_tokens(model: Model, rl: Rl, prompt: int = 0) -> int:
 
 
 def cache_bytes(model: Model, rows: int, places: int, size: int) -> int:
-    """Return the bytes of keys and values in all layers, with `size` bytes per number."""
+    """Return the size of the KV cache of all layers in bytes, with `size` bytes per number."""
     return 2 * model.num_layers * rows * places * model.num_kv_heads * model.head_size * size
 
 

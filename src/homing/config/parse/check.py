@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass
 class Checked:
-    file: RunFile  # valid: an invalid value is replaced by its default
+    file: RunFile  # contains only valid values; defaults replace invalid ones
     mistakes: list[Mistake]
     bad: set[KeyPath]  # keys that hold a default because the user's value was invalid
 
@@ -39,7 +39,7 @@ class Checked:
 
 
 class Trace:
-    """The run file while it is resolved: the given keys, mistakes, warnings, and the origin of each value.
+    """The run file during resolution: the given keys, mistakes, warnings, and the origin of each value.
 
     Every value of run.json passes through `take` or `note`, so that `homing plan --resolved` can print for each of them
     "run file, line 12", "--set", "derived from model.depth" or "default".
@@ -57,7 +57,7 @@ class Trace:
         return self.checked.file
 
     def is_given(self, path: KeyPath) -> bool:
-        """Return whether the user set the key to a valid value."""
+        """Return True if the user set the key to a valid value."""
         return self.source.get(path) is not None and self.checked.is_sound(path)
 
     def is_sound(self, *paths: KeyPath) -> bool:
@@ -70,7 +70,7 @@ class Trace:
         return at
 
     def take(self, wire: str, path: KeyPath, otherwise: T, why: str = "default") -> T:
-        """Return the user's value, else `otherwise`; record the origin under the value's name in run.json."""
+        """Return the user's value, else `otherwise`. Record where it came from, under `wire`, its name in run.json."""
         if self.is_given(path):
             self.origin[wire] = self.source.origin(path)
             found: T = self.value(path)
@@ -79,7 +79,7 @@ class Trace:
         return otherwise
 
     def plain(self, wire: str, path: KeyPath) -> Any:
-        """Take a key that has its default in the schema."""
+        """Return the value of a key that has its default in the schema, and record its origin."""
         return self.take(wire, path, self.value(path))
 
     def note(self, wire: str, why: str) -> None:
@@ -124,7 +124,7 @@ def _refuse_secrets(source: Source, data: Any, mistakes: list[Mistake], bad: set
                 "looks like a secret; never put secrets in the file.",
                 "Put it in the environment or .env; the file may only name an environment variable.",
             )
-            if source.setting(path) is not None:  # the text of the --set would print the secret again
+            if source.setting(path) is not None:  # do not print the option, because it contains the secret
                 found = Mistake("--set", None, found.key, found.problem, found.suggestion)
             mistakes.append(found)
             bad.add(path)
@@ -163,7 +163,7 @@ def _refuse_empty(source: Source, data: Any, mistakes: list[Mistake], bad: set[K
 
 
 def _missed(source: Source, path: KeyPath) -> list[KeyPath]:
-    """Return the absent keys that the unknown key probably meant, so that later checks do not report them."""
+    """Return the missing keys that the user probably meant, so that later checks do not report them as missing."""
     return [meant for meant in meant_keys(path) if source.get(meant) is None]
 
 

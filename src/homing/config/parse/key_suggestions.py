@@ -15,7 +15,7 @@ from itertools import pairwise
 
 __all__ = ["FOREIGN", "meant_keys", "nearest", "suggest_key", "tidy_name"]
 
-_ALL_OF_THEM = "Keys here: "  # used if no suggestion is close enough
+_ALL_OF_THEM = "Keys here: "  # starts the list of valid keys, shown if none is close to the unknown key
 _STEP_SIZE = "phases.N.batch_tokens (tokens in one step: rows x accumulation x context) and phases.N.micro_batch (rows)"
 
 _HELD_OUT = (
@@ -229,7 +229,7 @@ FOREIGN: dict[str, str] = {
     "num_threads": "train.threads",
     "random_seed": "seed",
     "data_seed": "seed",
-    # the machine and the money
+    # machines and costs
     "budget": "limits.spend",
     "max_cost": "limits.spend",
     "spend_limit": "limits.spend",
@@ -271,7 +271,7 @@ FOREIGN: dict[str, str] = {
 
 def suggest_key(path: tuple[str | int, ...]) -> str:
     """Return `Did you mean ...?` or another hint for an unknown key at this path."""
-    # Imported here because it loads the whole schema, which callers of `nearest` do not need.
+    # Import this here, because it loads the whole schema, which callers of `nearest` do not need.
     from homing.config.schema.keys import all_keys
 
     name = str(path[-1])
@@ -303,7 +303,7 @@ def suggest_key(path: tuple[str | int, ...]) -> str:
 
 
 def tidy_name(name: str) -> str:
-    """Return the nearest valid run name; "" if no usable character is left."""
+    """Turn `name` into a valid run name; "" if it contains no usable character."""
     german = name.lower().translate({ord("ä"): "ae", ord("ö"): "oe", ord("ü"): "ue", ord("ß"): "ss"})
     letters = "".join(letter for letter in unicodedata.normalize("NFKD", german) if not unicodedata.combining(letter))
     return re.sub(r"[^a-z0-9]+", "-", letters).strip("-")[:32].strip("-")
@@ -347,13 +347,13 @@ def _mean(ours: str, path: tuple[str | int, ...]) -> str:
 
 
 def _numbered(ours: str, path: tuple[str | int, ...]) -> str:
-    """Fill in the list index in phases.N.lr: the phase that contains `path`, or 0 for a list that does not."""
+    """Replace N in a key such as phases.N.lr with the index in `path` for the same list, or with 0 if it has none."""
     numbers = {before: part for before, part in pairwise(path) if isinstance(part, int)}
     return re.sub(r"(\w+)\.N\b", lambda found: f"{found[1]}.{numbers.get(found[1], 0)}", ours)
 
 
 def _within(name: str, candidates: list[str], most: int) -> str | None:
-    # Among equally close candidates, prefer one with the same first letter: typos are rarer there.
+    # Among equally close candidates, prefer one with the same first letter, because typos there are rarer.
     scored = [(_edits(name, candidate), name[:1] != candidate[:1], candidate) for candidate in candidates]
     best = min(scored, default=None)
     return best[2] if best and best[0] <= most else None

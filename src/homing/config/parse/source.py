@@ -204,7 +204,7 @@ class _YamlBuilder:
         line = node.start_mark.line + 1
         self.lines.setdefault(path, line)
         self.num_nodes += 1
-        # An alias may refer to its own parent, or expand to deeply nested lists; neither would ever finish.
+        # An alias may refer to its own parent, or expand to deeply nested lists. Building either would never finish.
         if self.num_nodes > _MAX_NODES or len(path) > _MAX_DEPTH:
             raise _broken(self.shown, line, "nested too deep, or an alias refers to itself.", "Simplify the nesting.")
         if isinstance(node, MappingNode):
@@ -340,7 +340,7 @@ _MULTILINE = re.compile(r"\"\"\"|'''")
 
 def toml_lines(text: str) -> dict[KeyPath, int]:
     lines: dict[KeyPath, int] = {(): 1}
-    counts: dict[KeyPath, int] = {}  # number of [[...]] of each name so far
+    counts: dict[KeyPath, int] = {}  # number of [[...]] tables so far, by name
     here: KeyPath = ()
     inside: str | None = None  # the quotes of a multi-line string
     for number, line in enumerate(text.splitlines(), start=1):

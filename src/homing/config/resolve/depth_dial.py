@@ -41,7 +41,7 @@ BATCH_EXPONENT = 0.383
 # Short runs gain more from additional steps than from larger batches: 640 steps of 32,768 tokens were better than 320
 # of 65,536.
 SHORT_BATCH_EXPONENT = 0.62
-# With fewer steps than this, warm-up and decay are too short to work; a smaller batch is then better.
+# With fewer steps than this, warm-up and decay are too short to work, so use a smaller batch and more steps.
 LEAST_STEPS = 500
 # Rows per sft step when only the steps are given: the rule for text would give one row, which holds too few answer
 # tokens.
@@ -67,7 +67,7 @@ LATER_RATES = {
 # 0.37 by 0.04 bits.
 SMALL_BATCH = 2**16
 BY_WIDTH = ("lr_embedding", "lr_head")
-# Defaults that differ with Muon: for the AdamW alongside it, and for pretraining.
+# Defaults that change if Muon is used: those of the AdamW that runs alongside it, and those of pretraining.
 ADAM_WITH_MUON = {"beta1": 0.8, "eps": 1e-10}
 MUON_PRETRAIN = {"clip": 0.3, "weight_decay": 0.28}
 SWIFT_ROPE_BASE = 100_000.0
@@ -75,7 +75,7 @@ SWIFT_ROPE_BASE = 100_000.0
 
 # Learning rates of later phases as a fraction of pretraining's, so that they do not overwrite what was learned.
 PHASE_RATE = {"pretrain": 1.0, "mid": 0.3, "sft": 0.1, "rl": 0.05}
-LOADED_LR = {"full": 2e-5, "lora": 2e-4}  # AdamW on open weights, and adapters
+LOADED_LR = {"full": 2e-5, "lora": 2e-4}  # AdamW rates: for full training of open weights, and for adapters
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def batch_for_tokens(num_tokens: float, context: int, vocab_size: int) -> int:
 
 
 def batch_for_steps(num_steps: int, context: int, vocab_size: int) -> int:
-    """Apply the batch rule when only the steps are known: tokens = batch x steps, solved for the batch."""
+    """Return the batch size when only the steps are known: put tokens = batch x steps into the rule and solve it."""
     per_token = num_steps / _reference_tokens(vocab_size)
     exponent = SHORT_BATCH_EXPONENT if per_token * REFERENCE_BATCH < 1 else BATCH_EXPONENT
     return _whole_rows((REFERENCE_BATCH * per_token**exponent) ** (1 / (1 - exponent)), context)
@@ -147,9 +147,9 @@ def muon_rates(model: Model, kind: str, batch_tokens: int, num_steps: int) -> di
     by_batch = (batch_tokens / REFERENCE_BATCH) ** MUON_BATCH_EXPONENT
     by_steps = (REFERENCE_STEPS / (num_steps or REFERENCE_STEPS)) ** MUON_STEPS_EXPONENT
     if model.family == "stock":
-        # With the rate that is best for six layers and this few steps, the loss of a 20-layer model rose again after
-        # its initial drop, and smaller proxy models ended with a worse loss (docs/development/log.md). Long runs were
-        # not measured, so their rate is unchanged.
+        # At the rate that is best for six layers and so few steps, a 20-layer model's loss rose again after its initial
+        # drop, and smaller proxy models ended with a worse loss (docs/development/log.md). Long runs were not measured,
+        # so their rate is unchanged.
         by_steps = min(by_steps, max(1.0, by_steps * REFERENCE_DEPTH / model.num_layers))
     least, most = MUON_LR_BOUNDS
     rates = {"lr": min(most, max(least, MUON_LR * by_batch * by_steps))} | PRETRAIN_RATES[model.family]

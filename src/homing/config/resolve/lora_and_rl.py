@@ -1,4 +1,4 @@
-"""Resolve a phase's method: LoRA adapters on frozen weights, and RL. Reports keys that would have no effect."""
+"""Resolve a phase's `lora` and `rl` sections. Keys that would have no effect are reported as mistakes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["LORA_TARGETS", "resolve_lora", "resolve_rl"]
 
 LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 _READS_A_FILE = ("gsm8k", "prompts")
-_ANSWER_TOKENS = 256  # if the context has room for them
+_ANSWER_TOKENS = 256  # default answer length, if it fits in half of the context
 _IS_MADE_UP = ("arithmetic", "spelling")
 
 
@@ -43,7 +43,7 @@ def resolve_lora(trace: Trace, number: int) -> Lora:
     why = f"derived from phases.{number - 1}.lora" if before else "default"
 
     def take(name: str, key: str) -> Any:
-        """Take a setting, by default that of the previous phase, so that training continues the same adapters."""
+        """Return a setting. It defaults to the previous phase's value, so that training continues the same adapters."""
         path = (*at, key)
         return trace.take(f"{wire}.{name}", path, before.get(key, trace.value(path)), why)
 
@@ -61,14 +61,14 @@ def resolve_lora(trace: Trace, number: int) -> Lora:
 
 
 def _continues_adapters(trace: Trace, number: int) -> bool:
-    """Return whether the phase continues the adapters of the previous phase."""
+    """Return True if the phase continues to train the previous phase's adapters."""
     if number == 0 or trace.file.phases[number].init_from:
         return False
     return all(phase.method != "full" for phase in trace.file.phases[number - 1 : number + 1])
 
 
 def _written(trace: Trace, number: int) -> dict[str, Any]:
-    """Return the adapter settings of a phase without recording origins: this run may not train that phase."""
+    """Return the adapter settings of a phase without recording origins, because this run may not train that phase."""
     before = _written(trace, number - 1) if _continues_adapters(trace, number) else {}
     found: dict[str, Any] = {}
     for name in PhaseLora.model_fields:
@@ -97,7 +97,7 @@ def resolve_rl(trace: Trace, number: int, context: int, tokenizer: Path | None, 
     """Resolve the `rl` section of a phase of kind rl.
 
     `tokenizer`: tokenizer file for the questions; None if there is none yet. `turns`: file that describes how the chat
-    template of open weights formats a question; None if they are not prepared, or there are no open weights.
+    template of open weights formats a question; None if it is not prepared, or the run does not use open weights.
     """
     at, wire = ("phases", number, "rl"), f"phases.{number}.rl"
     rl = trace.file.phases[number].rl
@@ -157,7 +157,7 @@ def _task(trace: Trace, at: KeyPath, task: RlTask) -> wire_run.RlTask:
 def _check_questions(
     trace: Trace, at: KeyPath, tasks: list[wire_run.RlTask], tokenizer: Path | None, turns: Path | None
 ) -> None:
-    """Apply the trainer's checks to every line: a bad one would end the run at its first step, on a rented instance."""
+    """Check every line as the trainer does. There, an invalid line would end the run at its first step, once rented."""
     specials, num_ids = list[str](), None
     if tokenizer is not None:
         try:

@@ -1,6 +1,6 @@
-"""What a phase is trained on: the run's text, or data of its own (other text, or conversations), and how much it is.
+"""The data that a phase trains on (the run's text, or its own text or conversations), and its amount.
 
-    phases[i].data -> what `homing prep` should make (PhasePrep) -> what is already prepared (PhaseData of run.json)
+    phases[i].data -> what `homing prep` should prepare (PhasePrep) -> what is already prepared (PhaseData of run.json)
                    -> the amount, counted by prep or estimated from the size of the files (Corpus)
 
 A phase with its own data has a folder below the run's data folder, with a manifest like the run's.
@@ -43,15 +43,15 @@ _CHAT_VAL_FRACTION = 0.02
 @dataclass(frozen=True)
 class ChatFile:
     path: str  # a file, glob or directory
-    weight: float  # 0: every conversation in it
+    weight: float  # 0: use each of its conversations `repeat` times
     repeat: int
 
 
 @dataclass(frozen=True)
 class PhasePrep:
-    """What `homing prep` makes for one phase."""
+    """What `homing prep` should prepare for one phase."""
 
-    phase: str  # its kind, which is also its folder name
+    phase: str  # the phase's kind, which is also its folder name
     kind: str  # text | chat
     text: list[str]
     chat: list[ChatFile]
@@ -60,7 +60,7 @@ class PhasePrep:
     dir: Path  # absolute
 
     def named(self) -> dict[str, Any]:
-        """Return the run file's settings for the conversations, stored in the manifest so that a change is detected."""
+        """Return the run file's settings for the conversations, stored in the manifest to detect later changes."""
         chat = [[source.path, float(source.weight), source.repeat] for source in self.chat]
         return {"chat": chat, "validation": self.validation, "val_fraction": float(self.val_fraction)}
 
@@ -72,12 +72,12 @@ class Corpus:
     num_train_tokens: int
     num_val_tokens: int
     source: str  # such as data/goethe/manifest.json
-    # conversations only: without the repeats and padding of packing, which the two fields above include
+    # Conversations only: the count without repeats and padding. The two fields above include both.
     num_chat_tokens: int = 0
 
     @property
     def amount(self) -> str:
-        """Describe the amount with the figure that `homing prep` reports."""
+        """Describe the amount, in the same figures as `homing prep`."""
         rows = f"{format_count(self.num_train_tokens)} tokens"
         if not self.num_chat_tokens:
             return rows
@@ -90,7 +90,7 @@ def uses_run_text(trace: Trace, number: int) -> bool:
 
 
 def phase_prep(trace: Trace, number: int, data_dir: Path) -> PhasePrep | None:
-    """Return what prep should make for this phase; None if the phase uses the run's text."""
+    """Return what prep should prepare for this phase; None if the phase uses the run's text."""
     phase, at = trace.file.phases[number], ("phases", number)
     _refuse(trace, number)
     if not phase.data.text and not phase.data.chat:
@@ -171,7 +171,7 @@ def _questions(prepared: Prepared) -> list[str]:
 
 
 def _tokens_per_epoch(prepared: Prepared) -> int:
-    """Return the tokens of one epoch. Conversations are packed into rows, so repeats and padding count too."""
+    """Return the number of tokens per epoch. For conversations, which are packed, include repeats and padding."""
     rows = int(prepared.manifest.settings.get("rows_per_epoch") or 0)
     return rows * int(prepared.manifest.settings["context"]) if rows else prepared.num_train_tokens
 
@@ -217,7 +217,7 @@ def text_corpus(trace: Trace, prepared: Prepared | None, vocab_size: int) -> Cor
         return Corpus(0, 0, "not prepared yet")
     guess, amount = _guess(num_bytes, vocab_size, None)
     source = f"estimated from {format_bytes(num_bytes)} of text"
-    trace.warn(f"Not prepared yet: {amount}, {source}. `homing prep` counts them.")
+    trace.warn(f"Not prepared yet: {amount}, {source}. Run `homing prep` to count the tokens.")
     return Corpus(guess, 0, source)
 
 
@@ -225,7 +225,7 @@ def phase_corpus(
     trace: Trace, number: int, prep: PhasePrep | None, data: PhaseData | None, whole: Corpus, vocab_size: int,
     prepared: Prepared | None,
 ) -> Corpus:  # fmt: skip
-    """Return the data amount of one phase. `prepared`: the text of the run."""
+    """Return the amount of data in one phase. `prepared`: the run's prepared text."""
     if prep is None:
         return whole
     if data is not None and data.manifest_sha256:
@@ -251,7 +251,7 @@ def _guess(num_bytes: int, vocab_size: int, prepared: Prepared | None) -> tuple[
     """Estimate the tokens in this much text, and describe the estimate.
 
     `prepared`: text already tokenized with the same tokenizer, which gives the bytes per token for this user's
-    language. Without it, languages differ too much for one number.
+    language. Without it, the estimate is a range, because languages differ too much.
     """
     train = prepared.manifest.splits.get("train") if prepared is not None else None
     if train is not None and train.num_tokens and train.num_text_bytes:
@@ -267,7 +267,7 @@ def _guess(num_bytes: int, vocab_size: int, prepared: Prepared | None) -> tuple[
 def warn_of_missing(
     trace: Trace, preps: dict[int, PhasePrep | None], datas: dict[int, PhaseData | None], *, needs_text: bool
 ) -> None:
-    """Warn about missing files that prep has yet to read. Text that is already in shards may be missing."""
+    """Warn about missing files that prep has not read yet. Text that is already in shards is no longer needed."""
     if needs_text:
         _warn_of(trace, ("data", "text"), trace.file.data.text)
         _warn_of(trace, ("data", "validation"), trace.file.data.validation)
@@ -281,7 +281,7 @@ def warn_of_missing(
 
 
 def _warn_of(trace: Trace, path: KeyPath, named: Sequence[str]) -> None:
-    """Warn about missing files early: otherwise the launch would fail after the user has chosen an instance."""
+    """Warn now. Otherwise, the missing file would make the launch fail after the user has chosen an instance."""
     for each in named:
         fault = "" if is_in_store(each) else fault_of(each)
         if fault:

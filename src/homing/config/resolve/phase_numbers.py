@@ -35,7 +35,7 @@ _WARMUP_SHARE = 0.02
 _MOST_WARMUP_STEPS = 1000
 _DECAY_FRACTION = 0.5
 _EPOCHS = {"mid": 1.0, "sft": 3.0}  # kind -> default length in epochs
-_LEAST_EPOCHS = 0.5  # for conversations; with fewer epochs many of them are never seen
+_LEAST_EPOCHS = 0.5  # warn below this: many conversations would never be seen
 _HABITS = ("beta1", "eps", "momentum", "momentum_start", "variance_beta", "cautious", "clip", "weight_decay")
 _FLOORS = {"wsd": 0.05, "cosine": 0.1, "constant": 1.0}
 
@@ -55,11 +55,11 @@ def resolve_phase(
 ) -> Phase:
     """Resolve phase `number` of the run file.
 
-    - corpus: the phase's own data.
+    - corpus: the amount of data that the phase trains on.
     - source: open weights that the run starts from; they need low learning rates.
     - start: checkpoint folder to start from if the run file names none.
     - tokenizer: tokenizer file, if it exists. turns: chat turns of the open weights, if prepared.
-    - before: data of the earlier phases.
+    - before: the earlier phases' data.
     """
     at: KeyPath = ("phases", number)
     wire = f"phases.{number}"
@@ -110,8 +110,8 @@ def resolve_phase(
 def _prompts(trace: Trace, at: KeyPath, wire: str, data: PhaseData | None) -> list[str]:
     """Return the sample prompts of the phase.
 
-    A model that is trained to answer gets the first question in its data, because the opening of a book is not a
-    question. `data`: the phase's data; in rl, that of the previous phase.
+    A phase with conversations uses the first question in its data, because a model that answers questions should not
+    be sampled with the opening of a book. `data`: the phase's data; in rl, the previous phase's data.
     """
     asked, why = (
         ([data.question], "derived: the first question in its data")
@@ -151,10 +151,10 @@ def _refuse_what_has_no_effect(trace: Trace, at: KeyPath) -> None:
 
 
 def _length(trace: Trace, at: KeyPath, wire: str, model: Model, corpus: Corpus, rl: Rl | None) -> tuple[int, int]:
-    """Return steps and batch.
+    """Return the number of steps and the tokens per step.
 
-    At most one of tokens, epochs and steps sets the length. Without one, pretraining derives it from model.depth, and
-    mid and sft use a default number of epochs.
+    At most one of tokens, epochs and steps may set the length. If none is set, pretraining derives the length from
+    model.depth, and mid and sft use a default number of epochs.
     """
     phase = trace.value(at)
     if rl is not None:
@@ -202,13 +202,13 @@ def _say_smaller_batch(trace: Trace, wire: str, num_steps: int, batch: int, best
     passes = num_epochs(num_steps, batch, corpus.num_train_tokens) or 0.0
     would = num_epochs(num_steps, best, corpus.num_train_tokens) or 0.0
     trace.warn(
-        f"{wire} uses {batch:,} tokens per step: the usual {best:,} would read the {corpus.amount} {would:.1f} times in"
-        f" {num_steps:,} steps; this value reads it {passes:.1f} times. Set {wire}.batch_tokens to change it."
+        f"{wire} uses {batch:,} tokens per step and reads its data {passes:.1f} times. The usual {best:,} would read"
+        f" the {corpus.amount} {would:.1f} times in {num_steps:,} steps. To change this, set {wire}.batch_tokens."
     )
 
 
 def _length_of_rl(trace: Trace, at: KeyPath, wire: str, rl: Rl) -> tuple[int, int]:
-    """Return steps and batch of rl: only steps set the length, and the batch is all samples of a step."""
+    """Return the number of steps and the tokens per step of an rl phase: its `steps`, and the samples of one step."""
     for name in ("tokens", "epochs", "batch_tokens"):
         if trace.is_given((*at, name)):
             trace.wrong((*at, name), "has no effect in rl.", "Set steps, rl.prompts_per_step, rl.samples_per_prompt.")
@@ -247,30 +247,30 @@ def _divisors_near(number: int, near: int) -> list[int]:
 def _warn_about_data(trace: Trace, number: int, num_steps: int, batch_tokens: int, corpus: Corpus) -> None:
     if not corpus.num_train_tokens:
         if not num_steps:
-            trace.warn(f"phases.{number}: run `homing prep` to learn how many steps the epochs take.")
+            trace.warn(f"phases.{number}: run `homing prep` to find out how many steps the epochs take.")
         return
     epochs = num_epochs(num_steps, batch_tokens, corpus.num_train_tokens)
     amount = f"{corpus.amount} ({corpus.source})"
     # Accept up to 10% above the limit: people round 7,751 steps up to 8,000.
     if epochs is not None and epochs > DATA_CONSTRAINED_EPOCHS * 1.1:
         trace.warn(
-            f"phases.{number} reads {amount} {epochs:.1f} times; past about {DATA_CONSTRAINED_EPOCHS:.0f} passes"
-            " the same text teaches little. Use more text or fewer tokens."
+            f"phases.{number} reads {amount} {epochs:.1f} times. After about {DATA_CONSTRAINED_EPOCHS:.0f} passes, a"
+            " model learns little more from the same text. Use more text or fewer tokens."
         )
     is_sft = trace.value(("phases", number)).kind == "sft"
     if is_sft and epochs is not None and epochs < _LEAST_EPOCHS and not _is_by_profile(trace, ("phases", number)):
         whole = steps_for(_EPOCHS["sft"] * corpus.num_train_tokens, batch_tokens)
         trace.warn(
             f"phases.{number} trains on {100 * epochs:.2g}% of its conversations: {num_steps:,} steps of"
-            f" {batch_tokens:,} tokens, of {amount}. phases.{number}.epochs: {_EPOCHS['sft']:.0f} would take"
+            f" {batch_tokens:,} tokens, out of {amount}. phases.{number}.epochs: {_EPOCHS['sft']:.0f} would take"
             f" {whole:,} steps."
         )
     if batch_tokens > corpus.num_train_tokens:
-        trace.warn(f"phases.{number}.batch_tokens is larger than all of the text: {batch_tokens:,} against {amount}.")
+        trace.warn(f"phases.{number}.batch_tokens is {batch_tokens:,}, but the phase has only {amount}.")
 
 
 def _is_by_profile(trace: Trace, at: KeyPath) -> bool:
-    """Return whether --smoke set the length, which is then short on purpose."""
+    """Return True if --smoke set the length, which makes the phase short on purpose."""
     setting = trace.source.setting((*at, "steps"))
     return setting is not None and not setting.startswith("--set")
 
@@ -318,7 +318,7 @@ def _optimizer(
 
 
 def _habits(trace: Trace, at: KeyPath, wire: str, optimizer: str, *, is_loaded: bool) -> dict[str, Any]:
-    """Return betas, momentum, clipping and weight decay from the run file, else defaults for optimizer and phase."""
+    """Return betas, momentum, clipping and weight decay, by default those of the optimizer and phase kind."""
     kind: str = trace.value(at).kind
     own = depth_dial.ADAM_WITH_MUON if optimizer == "muon" else {}
     own = own | depth_dial.MUON_PRETRAIN if optimizer == "muon" and kind == "pretrain" else own
@@ -344,7 +344,7 @@ def _schedule(trace: Trace, at: KeyPath, wire: str, num_steps: int) -> Schedule:
     if trace.is_given((*at, "warmup_steps")) and num_steps and warmup >= num_steps:
         trace.wrong(
             (*at, "warmup_steps"),
-            f"{warmup:,} would be all of the {num_steps:,} steps.",
+            f"{warmup:,} warm-up steps would fill all {num_steps:,} steps.",
             f"Allowed: less than {num_steps:,}.",
         )
     floor = trace.take(f"{wire}.schedule.floor", (*at, "floor"), _FLOORS[kind])

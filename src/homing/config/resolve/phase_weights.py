@@ -38,7 +38,7 @@ def resolve_init(
 ) -> tuple[str, str]:
     """Return the checkpoint folder and, if it holds an adapter, the folder of the base weights it was trained on.
 
-    `typed`: the folder or the address of the checkpoint. `source`: open weights that the run starts from.
+    `typed`: the checkpoint's folder or address. `source`: open weights that the run starts from.
     `tokenizer`: tokenizer file of the data, if it exists.
     """
     path: KeyPath = ("phases", number, "init_from")
@@ -75,7 +75,7 @@ def loaded_tokenizer(typed: str) -> Path | None:
 
 
 def _model_in(trace: Trace, path: KeyPath, typed: str, folder: Path) -> Model | None:
-    """Return the shape of the model in a checkpoint folder. If it is no such folder, record a mistake; return None."""
+    """Return the shape of the model in `folder`. If it is not a checkpoint folder, record a mistake and return None."""
     missing = [] if (folder / "config.json").is_file() else ["config.json"]
     if not any((folder / name).is_file() for name in (file_names.WEIGHTS, INDEX, file_names.ADAPTER)):
         missing.append(file_names.WEIGHTS)
@@ -90,7 +90,7 @@ def _model_in(trace: Trace, path: KeyPath, typed: str, folder: Path) -> Model | 
 
 
 def _differences(loaded: Model, model: Model) -> list[str]:
-    """Describe each field that differs. Fields such as the context length, on which no weights depend, may differ."""
+    """Describe each field that differs, except fields that do not affect the weights, such as the context length."""
     names = [field.name for field in dataclasses.fields(Model) if field.name not in _NOT_IN_WEIGHTS]
     return [
         f"{name} {getattr(loaded, name)} there, {getattr(model, name)} here"
@@ -108,7 +108,7 @@ def _check_tokenizer(trace: Trace, path: KeyPath, folder: Path, tokenizer: Path,
     its_tokenizer = folder / file_names.TOKENIZER
     where, mine, start = shown(its_tokenizer), shown(tokenizer), shown(folder)
     if not its_tokenizer.is_file():
-        trace.warn(f"{start} has no {file_names.TOKENIZER}: cannot check that its weights use the token ids of {mine}.")
+        trace.warn(f"{start} has no {file_names.TOKENIZER}, so homing cannot check that it uses the ids of {mine}.")
         return
     if gives_same_ids(its_tokenizer, tokenizer):
         return
@@ -126,7 +126,7 @@ def _check_tokenizer(trace: Trace, path: KeyPath, folder: Path, tokenizer: Path,
 
 
 def find_start(trace: Trace, first: int, name: str) -> str:
-    """Return the newest final checkpoint of a phase before `first`. If there is none, record a mistake; return ""."""
+    """Return the newest final checkpoint of a phase before `first`. Without any, record a mistake and return ""."""
     phase = trace.file.phases[first]
     before = [earlier.kind for earlier in reversed(trace.file.phases[:first])]
     found = {kind: _finals(name, kind) for kind in before}
@@ -136,12 +136,12 @@ def find_start(trace: Trace, first: int, name: str) -> str:
     strangers = [(folder, other_folder) for folders in found.values() for folder, other_folder in folders]
     trace.wrong(
         ("train", "only"),
-        f"{phase.kind} starts from {before[0]}, but no trained {' or '.join(before)} of {name} was found"
+        f"{phase.kind} starts from {before[0]}, but no {' or '.join(before)} checkpoint of {name} was found"
         f" (looked in ./models/{name}, ./models/{name}-{before[0]} and {home() / 'runs'})."
         + "".join(
             f" {folder} belongs to another {name}, started in {other_folder}." for folder, other_folder in strangers[:1]
         ),
-        f"Train {before[0]} first, or start from the other one: --set phases.{first}.init_from={strangers[0][0]}"
+        f"Train {before[0]} first, or start from that checkpoint: --set phases.{first}.init_from={strangers[0][0]}"
         if strangers
         else f"homing fetch {name}   or set the folder: phases.{first}.init_from",
     )
@@ -160,7 +160,7 @@ def _finals(name: str, kind: str) -> list[tuple[Path, Path | None]]:
 
 
 def _checkpoints(name: str, kind: str, *, is_final: bool) -> list[tuple[Path, Path | None]]:
-    """List checkpoint folders, preferred one first, each with the folder its run was started in if not this one.
+    """List checkpoint folders in order of preference, each with the project folder it belongs to, or None if this one.
 
     Fetched models come first, newest first. `homing fetch` stores a model under the run's name, or under NAME-PHASE or
     NAME-*-* if another run already uses that name.

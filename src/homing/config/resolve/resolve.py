@@ -171,7 +171,7 @@ def _chosen_phases(trace: Trace) -> list[int]:
 
 
 def _read_prepared(trace: Trace, data_dir: Path, tokenizer_sha256: str) -> Prepared | None:
-    """Return the prepared text; None if there is none, or if another tokenizer was used."""
+    """Return the prepared text; None if there is none, or if it was made with a different tokenizer."""
     try:
         found = read_prepared(data_dir)
     except DataError as exc:
@@ -195,7 +195,7 @@ def _resolve_shape(trace: Trace, inputs: _Inputs) -> tuple[int, Model]:
 
 
 def _vocab_size(trace: Trace, inputs: _Inputs) -> int:
-    """Return the vocabulary size: of tokenizer.file, of the prepared data, of init_from, or as the run file sets it."""
+    """Return the vocabulary size: from tokenizer.file, prepared data, the run file, init_from, or the default."""
     path = ("tokenizer", "vocab_size")
     wanted = trace.file.tokenizer.vocab_size
     existing = _existing_tokenizer(trace)
@@ -231,7 +231,7 @@ def _existing_tokenizer(trace: Trace) -> tuple[str, int] | None:
 
 
 def _prepared_vocab_size(trace: Trace, prepared: Prepared, wanted: int | None) -> int:
-    """Return the size of the existing tokenizer; a different size in the run file is reported as a mistake."""
+    """Return the prepared data's vocabulary size. A different size in the run file is reported as a mistake."""
     found = prepared.manifest.vocab_size
     file = shown(prepared.dir / wire_names.TOKENIZER)
     is_shrunk = prepared.manifest.settings.get("vocab_size") == wanted and not _is_vocab_firm(trace)
@@ -259,7 +259,7 @@ def _init_vocab_size(trace: Trace, first: int) -> int:
 
 
 def _init_tokenizer(trace: Trace, first: int) -> Path | None:
-    """Return the tokenizer of the init_from checkpoint, if any. It must be used, because the weights use its ids."""
+    """Return the tokenizer of the init_from checkpoint, if any. The run must use it, as the weights expect its ids."""
     typed = trace.file.phases[first].init_from
     return loaded_tokenizer(typed) if typed else None
 
@@ -300,7 +300,7 @@ def _resolve_data(trace: Trace, inputs: _Inputs, model: Model, vocab_size: int) 
 
 
 def _run_data(trace: Trace, inputs: _Inputs, corpus: Corpus) -> Data:
-    """Return the `data` of run.json: the folder, its hashes and counts; zeros if nothing is prepared."""
+    """Return the `data` section of run.json: folder, hashes and token counts, which are 0 if nothing is prepared."""
     data_dir, prepared = inputs.data_dir, inputs.prepared
     trace.take("data.dir", ("data", "dir"), "", "derived from name")
     for name in ("manifest_sha256", "tokenizer_sha256", "num_train_tokens", "num_val_tokens"):
@@ -341,7 +341,7 @@ def _prep_settings(trace: Trace, inputs: _Inputs, vocab_size: int) -> PrepSettin
 
 
 def _is_prepared(trace: Trace, inputs: _Inputs, data: _AllData) -> bool:
-    """Return whether everything that the chosen phases read is prepared."""
+    """Return True if everything that the chosen phases read is prepared."""
     has_own = all(each is None or each.manifest_sha256 for each in data.datas.values())
     is_checked = not inputs.needs_text and not inputs.is_for_prep
     has_tokenizer = _has_tokenizer(trace, inputs.data_dir, inputs.base_tokenizer_sha256 if is_checked else "")
@@ -358,7 +358,7 @@ def _has_tokenizer(trace: Trace, data_dir: Path, tokenizer_sha256: str) -> bool:
     if not path.is_file():
         return False
     if tokenizer_sha256 and sha256_of(path) != tokenizer_sha256:
-        trace.warn(f"{shown(path)} is not the tokenizer of model.from. `homing prep` replaces it.")
+        trace.warn(f"{shown(path)} is not the tokenizer of model.from. Run `homing prep` to replace it.")
         return False
     return True
 
@@ -386,7 +386,7 @@ def _resolve_phases(trace: Trace, inputs: _Inputs, model: Model, data: _AllData,
 
 
 def _start(trace: Trace, inputs: _Inputs, name: str) -> str:
-    """Return the checkpoint that the first chosen phase continues, if the phases before it were trained earlier."""
+    """Return the earlier phase's checkpoint from which the first chosen phase starts; "" if it does not need one."""
     first = inputs.numbers[0]
     is_continued = first > 0 and not trace.file.phases[first].init_from
     return find_start(trace, first, name) if is_continued and not inputs.is_for_prep else ""
@@ -404,11 +404,11 @@ def _refuse_twice(trace: Trace, name: str) -> None:
             "Move this phase and those after it to another run file that starts from the result of this one: "
             f"init_from: models/{name} after `homing fetch`, or a checkpoint's folder. Or merge the two phases.",
         )
-        return  # the user moves later phases to the other file too
+        return  # one report is enough, because its fix also moves all later phases to the other file
 
 
 def _renumber(trace: Trace, numbers: list[int]) -> None:
-    """Rename origins to use each phase's index in run.json, which differs if phases of the file are left out."""
+    """Rename origins to use each phase's index in run.json, which differs if some phases of the file are left out."""
     for place, number in enumerate(numbers):
         if place != number:
             old, new = f"phases.{number}.", f"phases.{place}."

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _OWN_CONTEXT = 1024
-# used if the run file sets none: almost all current open weights support it, and it fits on most GPUs
+# Default context with open weights: almost all current ones support this length, and it fits on most GPUs.
 _CONTEXT = 2048
 _SET_BY_WEIGHTS = (
     "depth",
@@ -105,7 +105,7 @@ def _refuse_in_swift(trace: Trace) -> None:
 
 
 def _heads(trace: Trace, width: int, has_dial: bool, why: str) -> tuple[int, int]:
-    """Return the number of heads and the head size, each derived from the other and the width if not given."""
+    """Return the number of heads and the head size. If one is not given, derive it from the other and the width."""
     heads_path, size_path = ("model", "heads"), ("model", "head_size")
     if trace.is_given(heads_path):
         num_heads = trace.take("model.num_heads", heads_path, 1)
@@ -114,12 +114,12 @@ def _heads(trace: Trace, width: int, has_dial: bool, why: str) -> tuple[int, int
             trace.wrong(
                 heads_path,
                 f"the width {width} is not divisible by {num_heads} heads.",
-                f"Nearest that are: {near}. Or set model.head_size.",
+                f"Nearest valid: {near}. Or set model.head_size.",
             )
         size = max(2, width // num_heads)
         return num_heads, trace.take("model.head_size", size_path, size, "derived from model.width and model.heads")
     usual = HEAD_SIZE if has_dial else next((n for n in (64, 32, 16, 8, 4, 2) if width % n == 0), 2)
-    # The user may set depth and also a width; the heads then follow the width.
+    # If the user sets both depth and width, derive the heads from the width.
     if width % usual:
         usual = next((n for n in (64, 32, 16, 8, 4, 2) if width % n == 0), 2)
     head_size = trace.take("model.head_size", size_path, usual, why if has_dial else "derived from model.width")
@@ -144,7 +144,7 @@ def _check(trace: Trace, width: int, num_heads: int, num_kv_heads: int, head_siz
         trace.wrong(
             kv_path,
             f"{num_heads} query heads cannot share {num_kv_heads} KV heads evenly.",
-            f"Nearest that can: {near}.",
+            f"Nearest valid: {near}.",
         )
     is_even_split = width % num_heads == 0 or trace.is_given(("model", "head_size"))  # otherwise already reported
     if (
@@ -164,7 +164,7 @@ def _check(trace: Trace, width: int, num_heads: int, num_kv_heads: int, head_siz
 
 
 def _nearest_divisors(number: int, near: int) -> str:
-    """Return the divisors on both sides of `near`."""
+    """Return the nearest divisors of `number` below and above `near`."""
     divisors = [n for n in range(1, number + 1) if number % n == 0]
     below = [n for n in divisors if n < near][-1:]
     above = [n for n in divisors if n > near][:1]
@@ -324,7 +324,7 @@ def _is_asked(trace: Trace, name: str, providers: list[str]) -> bool:
 
 
 def _settings(trace: Trace, name: str) -> dict[str, Any]:
-    """Return one provider's section as its adapter reads it: validated by the schema, with dollars as strings."""
+    """Return one provider's section in the form its adapter reads: validated by the schema, with dollars as strings."""
     fields = type(getattr(trace.file.cloud, name)).model_fields
     taken = {field: trace.plain(f"cloud.{name}.{field}", ("cloud", name, field)) for field in fields}
     if name in CONTAINER_CLOUDS and not taken["image"] and trace.is_given(("cloud", "image")):

@@ -4,8 +4,8 @@
                      -> NAME-smoke
 
 Everything else in the file is unchanged, so text, optimizer, schedule, store and providers are really tested. Before a
-large run, `homing launch` asks for a smoke run, and does not start the run if that failed. The record is stored in the
-home folder, under the hash of the run file.
+large run, `homing launch` tells the user to do a smoke run first, and it refuses to launch if the smoke run failed. The
+record is stored in the home folder, under the hash of the run file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["PROFILE", "has_smoke_failed", "has_smoke_passed", "mark_smoke", "nee
 PROFILE = "smoke profile"
 _LAYERS, _HEADS, _HEAD_SIZE, _CONTEXT, _VOCAB = 4, 4, 32, 128, 2048
 _STEPS, _ROWS = 200, 16
-# Amount of text to prepare, several times what the steps read, and size of the sample that trains the tokenizer.
+# Amount of text to prepare (several times what the steps read), and size of the sample that trains the tokenizer.
 _TAKE_BYTES, _SAMPLE_BYTES = 20_000_000, 10_000_000
 
 _BIG_PARAMS = 300_000_000
@@ -40,7 +40,7 @@ def needs_smoke_first(run: Run) -> bool:
 
 
 def mark_smoke(file: Path, *, is_passed: bool, figures: dict[str, Any] | None = None) -> None:
-    """Record how the smoke run of exactly this run file ended; the last call counts."""
+    """Record how the smoke run of exactly this run file ended, replacing any earlier record."""
     note = _note(file)
     note.parent.mkdir(parents=True, exist_ok=True)
     temporary = note.with_suffix(f".{os.getpid()}.tmp")
@@ -60,17 +60,17 @@ def has_smoke_failed(file: Path) -> bool:
 
 
 def _is_passed(file: Path) -> bool | None:
-    """Return the recorded result; None if there is none, or it cannot be read."""
+    """Return True if the recorded smoke run passed, False if it failed, None if there is no readable record."""
     try:
         found = json.loads(_note(file).read_bytes())
     except (OSError, ValueError):
         return None
-    # Old records have no result: they were written only on success.
+    # Older versions wrote a record only on success, and without a result.
     return bool(found.get("is_passed", True)) if isinstance(found, dict) else None
 
 
 def _note(file: Path) -> Path:
-    # Named by the hash of the text, not by name: a file that has changed since then counts as untested.
+    # Named after the hash of the file's text: a file that has changed since then counts as untested.
     return home() / "smoke" / f"{hashlib.sha256(Path(file).read_bytes()).hexdigest()}.json"
 
 

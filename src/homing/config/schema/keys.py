@@ -1,6 +1,6 @@
 """All keys of the run file, read from the schema: path, type, default, range, example and description.
 
-`homing explain` prints them and `parse.key_suggestions` suggests among them, so keys are listed nowhere else.
+`homing explain` prints these keys, and `parse.key_suggestions` chooses from them. They are not listed anywhere else.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def all_keys() -> dict[str, Key]:
 
 @functools.cache
 def sections() -> dict[str, str]:
-    """Map each section to its description; "" is the file itself."""
+    """Return the description of each section by its path; the path "" is the file itself."""
     found: dict[str, str] = {}
 
     def walk(model: type[Section], at: str) -> None:
@@ -53,7 +53,7 @@ def sections() -> dict[str, str]:
 
 
 def key_at(path: tuple[str | int, ...]) -> Key | None:
-    """Return the key for the path of a value; list indices in the path do not matter."""
+    """Return the key for the path of a value, ignoring the values of list indices."""
     return all_keys().get(".".join("N" if isinstance(part, int) else part for part in path))
 
 

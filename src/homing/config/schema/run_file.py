@@ -122,7 +122,7 @@ class Tokenizer(Section):
 
 
 class Model(Section):
-    """The decoder. Set depth alone, or single sizes (which override depth), or start from open weights."""
+    """The decoder. Set only depth, set individual sizes (they override depth), or start from open weights."""
 
     # `from` is a Python keyword, so it cannot be declared like the other fields.
     __annotations__["from"] = Text

@@ -129,7 +129,7 @@ def _refuse_past_measure(value: Any) -> None:
         raise ValueError(f"{str(value)[:40]!r} is too large")
 
 
-# What `homing explain` calls a value, by the function that parses it.
+# Parsing function -> the name that `homing explain` shows for this type of value.
 KINDS: dict[Callable[..., Any], str] = {
     _whole: "a whole number",
     _count: "a count (131072, 10k, 1.5M, 2B)",
@@ -178,7 +178,7 @@ def _compact_duration(seconds: float) -> str:
     return f"{seconds:g}s"
 
 
-# Upper case only, as documentation writes them: a real bucket may be called your-models.
+# YOUR matches in upper case only, as in documentation, because a real bucket may be called your-models.
 _PLACEHOLDER = re.compile(r"\bYOUR[_-][A-Z0-9_-]*|<[^<>]*>|\bREPLACE_ME\b|\bCHANGE_?ME\b|\bTODO\b|\byourusername\b")
 
 

@@ -1,8 +1,8 @@
-"""Find, on this computer, the base weights that an adapter was trained on. Starting from an adapter needs both.
+"""Find an adapter's base weights on this computer. To start from an adapter, a phase needs the base weights too.
 
 lineage of the adapter's checkpoint -> the base stage -> the run's open weights | a checkpoint of ours | sent files
 
-This only finds the location. The trainer compares the sha256 of the tensors before it combines the two.
+This module only finds the folder. The trainer compares the sha256 of the tensors before it combines the two.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def find_adapter_base(adapter: Path, source: Source | None) -> Path:
         if before.address == source.address:
             return source.metadata_dir
         raise DataError(
-            what=f"{adapter} is an adapter of other weights.",
-            why=f"It was trained on {before.address}, and model.from is {source.address}.",
+            what=f"{adapter} is an adapter for different base weights.",
+            why=f"It was trained on {before.address}, but model.from is {source.address}.",
             fix=f"Set model.from: {before.address}",
         )
     found = next((folder for folder in _places(adapter, before) if _is_it(folder, before)), None)
@@ -49,7 +49,7 @@ def find_adapter_base(adapter: Path, source: Source | None) -> Path:
     if not _is_whole(found):
         raise DataError(
             what=f"{adapter} is an adapter on top of another adapter.",
-            why=f"The other one is {found}.",
+            why=f"It was trained on the adapter in {found}.",
             fix=f"Merge them: homing export {adapter} --to merged --out FOLDER   then init_from: FOLDER",
         )
     return found.absolute()
@@ -60,7 +60,7 @@ def _stage_before(adapter: Path) -> Stage:
     if manifest is None or len(manifest.lineage) < 2:
         raise DataError(
             what=f"{adapter} is an adapter without a record of its base weights.",
-            why=f"Adapters trained by homing have a {file_names.MANIFEST} that names them.",
+            why=f"Adapters trained by homing have a {file_names.MANIFEST} that identifies the base weights.",
             fix=f"Merge it: homing export {adapter} --to merged --base WEIGHTS --out FOLDER   then init_from: FOLDER",
         )
     # The config names an earlier stage if training of this adapter continued from another adapter.
@@ -69,7 +69,7 @@ def _stage_before(adapter: Path) -> Stage:
 
 
 def _places(adapter: Path, before: Stage) -> Iterator[Path]:
-    """Yield candidate folders: the one in the adapter's config, the sources of the run's inputs, and fetched models."""
+    """Yield candidate folders: the base in the adapter's config, sources of the run's inputs, and fetched models."""
     base_dir = str(_adapter_config(adapter).get("homing_base_dir", ""))
     if base_dir and adapter.parent.parent.name == file_names.CHECKPOINTS:
         yield (adapter.parents[2] / base_dir).resolve()

@@ -5,11 +5,11 @@
   init_folder       a checkpoint folder of a repository as a local folder in $HOMING_HOME/cache/checkpoints
 
 Each command queries the Hub once, however often it reads the run file. The contents of a commit never change, so they
-are cached in $HOMING_HOME/cache/hub, and a model given with its commit needs no request. Every error says which token
-was used, masked. huggingface_hub does the network access and the caching.
+are cached in $HOMING_HOME/cache/hub, and a model given with its commit needs no request. Every error names the token
+that was used, masked. huggingface_hub does the network access and the caching.
 
-The files of a checkpoint are compared with the hashes in its manifest, if it has one. After that it is an ordinary
-folder: it is checked, sent with the run and hashed in the same way.
+A checkpoint's files are compared with the hashes in its manifest, if it has one. From then on, homing checks, hashes
+and sends the fetched folder like any other local folder.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Listing:
     hashes: dict[str, str]  # of large files
     licence: str = ""
     note: str = ""
-    is_public: bool = False  # the Hub says that the files can be read without a token
+    is_public: bool = False  # the Hub reports that the files can be read without a token
 
 
 def list_repository(repo_id: str, revision: str = "") -> Listing:
@@ -99,7 +99,7 @@ def _recall(repo_id: str, revision: str) -> Listing | None:
         is_it = is_it and all(isinstance(size, int) for size in listing.sizes.values()) and "" not in listing.hashes
         is_it = (
             is_it and "is_public" in saved["listing"]
-        )  # older versions of homing did not store it, so query the Hub again
+        )  # written by an older version of homing without this field, so query the Hub again
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return listing if is_it else None
@@ -109,7 +109,7 @@ def _remember(listing: Listing) -> None:
     path = _memory(listing.repo_id, listing.commit)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     text = json.dumps({"endpoint": _endpoint(), "listing": dataclasses.asdict(listing)}, indent=1)
-    with contextlib.suppress(OSError):  # this is only a cache: without it the Hub is queried again
+    with contextlib.suppress(OSError):  # if the cache cannot be written, the Hub is queried again next time
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
@@ -134,7 +134,7 @@ def bring_files(listing: Listing, wanted: list[str]) -> Path:
                 here = _asked(listing.repo_id, listing.commit, fetch)
             except _NoAnswer as exc:
                 raise StoreError(
-                    what=f"{name} of {listing.repo_id} could not be fetched.",
+                    what=f"{name} could not be fetched from {listing.repo_id}.",
                     why=f"{_endpoint()} did not respond: {exc}",
                     fix="Check the network, and HF_ENDPOINT if it is set, then try again.",
                 ) from exc
@@ -176,7 +176,7 @@ def _asked(repo_id: str, revision: str, question: Callable[[], _T]) -> _T:
     except errors.HfHubHTTPError as exc:
         status = int(getattr(getattr(exc, "response", None), "status_code", 0) or 0)
         if status in (401, 403):
-            raise _refused(repo_id, "was refused", f"the Hub answered {status}; homing used {{token}}.") from exc
+            raise _refused(repo_id, "cannot be accessed", f"the Hub returned {status}; homing used {{token}}.") from exc
         raise _NoAnswer(f"HTTP {status}" if status else type(exc).__name__) from exc
     except (errors.HTTPError, OSError) as exc:  # type: ignore[attr-defined]  # not exported explicitly
         raise _NoAnswer(f"{type(exc).__name__}: {str(exc)[:200]}") from exc
@@ -197,7 +197,7 @@ def _from_cache(hub: Any, repo_id: str, revision: str, note: str) -> Listing:
         raise DataError(
             what=f"{repo_id} is not in the Hub's cache on this computer.",
             why=f"{note} homing looked in {_cache(hub)}.",
-            fix=f"With a network: hf download {repo_id}   or set model.from to a folder that holds it",
+            fix=f"Connect to the network, then: hf download {repo_id}   or set model.from to a folder with the weights",
         )
     files = [path for path in folder.rglob("*") if path.is_file()]
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
@@ -205,9 +205,9 @@ def _from_cache(hub: Any, repo_id: str, revision: str, note: str) -> Listing:
 
 
 def _snapshot(hub: Any, repo_id: str, revision: str) -> Path | None:
-    """Return the cached snapshot of `revision`; if none is given, the snapshot of main, else the newest one.
+    """Return the cached snapshot of `revision`. If none is given, return the snapshot of main, else the newest one.
 
-    The cache knows main by name only if it was fetched by that name.
+    The cache knows which commit is main only if main itself was fetched, not just a commit.
     """
     at: dict[str, Any] = {"revision": revision or None, "cache_dir": _cache(hub)}
     try:
@@ -251,7 +251,7 @@ def _is_offline() -> bool:
 
 
 def _token(hub: Any) -> tuple[str, str]:
-    """Return the token, and its masked description for messages."""
+    """Return the token and, for messages, a description that masks it."""
     token, source = token_in(os.environ)
     if not token:
         token, source = hub.get_token() or "", "the saved one (hf auth login)"
@@ -270,7 +270,7 @@ _WHOLE = ".whole"
 
 
 def init_folder(typed: str) -> Path:
-    """Return the local folder of the checkpoint: the given folder, or the fetched copy of an address on the Hub."""
+    """Return the local folder of the checkpoint: the given one, or the fetched copy of a Hub checkpoint."""
     if not typed.startswith("hf:"):
         return Path(typed).expanduser()
     found = _ADDRESS.fullmatch(typed)
@@ -287,7 +287,7 @@ def init_folder(typed: str) -> Path:
     if f"{inside}config.json" not in wanted:
         raise DataError(
             what=f"{found['repo']} has no checkpoint in {path or 'its top folder'}.",
-            why=f"{inside}config.json does not exist at {listing.commit[:12]}.",
+            why=f"There is no {inside}config.json in commit {listing.commit[:12]}.",
             fix=f"See https://huggingface.co/{found['repo']}/tree/{listing.commit}",
         )
     target = home() / "cache" / "checkpoints" / found["repo"].replace("/", "--") / listing.commit / path
@@ -318,7 +318,7 @@ def _check_hashes(folder: Path) -> None:
         files = json.loads((folder / file_names.MANIFEST).read_bytes())["files"]
         expected_sha256 = {str(each["name"]): str(each["sha256"]) for each in files}
     except FileNotFoundError:
-        return  # an export or someone else's weights: the Hub's own hashes were already compared
+        return  # no manifest, as in exports and other people's weights; the Hub's own hashes were already compared
     except (ValueError, KeyError, TypeError) as exc:
         raise DataError(f"{folder / file_names.MANIFEST} cannot be read.", str(exc), "Use another checkpoint.") from exc
     for name, expected in expected_sha256.items():
@@ -326,7 +326,7 @@ def _check_hashes(folder: Path) -> None:
         if path.is_file() and _sha256(path) != expected:
             raise DataError(
                 what=f"{name} does not match its manifest.",
-                why=f"Its sha256 is not {expected[:12]}..., so it was changed or damaged on the Hub.",
+                why=f"Its sha256 is not {expected[:12]}..., so the file was changed or damaged on the Hub.",
                 fix=f"Use another checkpoint. Fetched files: {folder}",
             )
 

@@ -44,7 +44,7 @@ _ADDRESS = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 class SourceFile:
     name: str
     num_bytes: int
-    sha256: str = ""  # "" if unknown; the Hub reports it for large files
+    sha256: str = ""  # the Hub reports it for large files; "" if unknown
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def read_source(text: str, *, base: Path | None = None) -> Source:
     found = _ADDRESS.fullmatch(text)
     if found is None:
         raise UsageError(
-            what=f"{text!r} is not an address of open weights.",
+            what=f"{text!r} is not a valid address of open weights.",
             why="Use hf:OWNER/NAME for a model on the Hub, or hf:OWNER/NAME@REVISION for one revision.",
             fix="For example: model.from: hf:Qwen/Qwen2.5-7B-Instruct",
         )
@@ -117,7 +117,7 @@ def _read_folder(folder: Path) -> Source:
     if not folder.is_dir():
         raise DataError(
             what=f"No open weights found at {folder}.",
-            why="model.from is a folder with config.json, tokenizer.json and safetensors, or hf:OWNER/NAME.",
+            why="model.from must be hf:OWNER/NAME, or a folder with config.json, tokenizer.json and safetensors files.",
             fix="Fix the path, or use a model on the Hub: model.from: hf:OWNER/NAME",
         )
     folder = folder.absolute()  # the trainer runs in a different working directory
@@ -126,7 +126,7 @@ def _read_folder(folder: Path) -> Source:
 
 
 def _chosen(sizes: dict[str, int], where: str) -> list[str]:
-    """Return the config files and the unsharded weights if listed. Raises DataError that names every missing file."""
+    """Return the names of the config files and any unsharded weights. Raises DataError that lists all missing files."""
     missing = [name for name in (CONFIG, file_names.TOKENIZER) if name not in sizes]
     if file_names.WEIGHTS not in sizes and INDEX not in sizes:
         pickled = sorted(name for name in sizes if name.endswith((".bin", ".pt", ".pth")))
@@ -185,13 +185,13 @@ def _shards(path: Path, sizes: dict[str, int], address: str) -> list[str]:
             why=f"{len(missing)} of {len(shards)} files are missing: {', '.join(missing)}."
             if missing
             else f"{INDEX} lists no file.",
-            fix="Download these files into the same folder.",
+            fix="Download the missing files into the same folder.",
         )
     return shards
 
 
 def _check_tokenizer(data: dict[str, Any], shape: Model, address: str) -> int:
-    """Return the number of token ids. Reject anything but byte-level BPE, and more ids than the model has rows."""
+    """Return the number of token ids. Reject anything but byte-level BPE, and more ids than embedding rows."""
     given = data.get("model")
     model: dict[str, Any] = given if isinstance(given, dict) else {}
     vocab, added = model.get("vocab"), data.get("added_tokens") or []

@@ -24,9 +24,9 @@ SOURCE = "dead-man"  # the `source` field of the dead-man's events, and the name
 PAUSES_S = (2.0, 15.0, 60.0)  # pause before each restart of the agent; if the agent dies again, the run has failed
 FORGET_S = 3600.0  # if the agent dies this long after its last restart, the restart count starts over
 GRACE_S = 60.0
-# How many failed attempts to end billing are retried quickly, as the limit is near, before the pauses start to grow.
+# The limit is near, so this many failed attempts to end billing are retried quickly before the pauses start to grow.
 QUICK_TRIES = 20
-# How long to wait after the provider accepts a request to end billing. If this process still runs then, try again.
+# How long to wait after the provider accepts a request to end billing. If this process is still running, try again.
 AGAIN_S = 20.0
 LAST_PUSH_S = 600.0
 

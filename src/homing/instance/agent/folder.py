@@ -47,7 +47,7 @@ class Folder:
         path = self.run_path(name)
         try:
             size, offset = self.world.size(path), self._offsets.get(name, 0)
-            offset = 0 if size < offset else offset  # after a rollback the file is shorter: read from the start
+            offset = 0 if size < offset else offset  # read from the start, because a rollback shortened the file
             data = self.world.read(path, offset, size - offset) if size > offset else b""
         except OSError:  # the events or metrics file does not exist yet, or the disk failed
             return

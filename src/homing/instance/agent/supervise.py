@@ -15,7 +15,8 @@ import math
 import signal
 from typing import Any, Callable, Dict, List, Optional, Set
 
-from homing.instance.agent import dead_man, end_billing
+from homing.instance.agent import dead_man
+from homing.instance.agent import end_billing as end
 from homing.instance.agent.folder import Folder
 from homing.instance.agent.watchdog import Watchdog
 from homing.wire import instance_file_names as names
@@ -125,9 +126,7 @@ class Agent:
         """Stop the child processes of an earlier agent that was killed.
 
         SIGTERM lets the earlier trainer save a checkpoint, from which the new trainer resumes."""
-        is_grace_over, is_over = (
-            self._after(self.boot.stop_grace_s + more) for more in (0.0, end_billing.UNKILLABLE_S)
-        )
+        is_grace_over, is_over = (self._after(self.boot.stop_grace_s + more) for more in (0.0, end.UNKILLABLE_S))
         ended: Set[int] = set()
         while not is_over():
             left = [process.pid for process, _ in self.world.marked(CHILD_ENV, self.boot.mark + "/")]
@@ -206,7 +205,7 @@ class Agent:
         for role, pid in list(self.children.items()):
             is_late = self._after(self.boot.stop_grace_s if role == "trainer" else 5.0, KILL)
             self.world.signal(pid, signal.SIGTERM, is_group=True)
-            end_billing.wait(self.world, pid, is_late, self._tick)
+            end.wait(self.world, pid, is_late, self._tick)
             del self.children[role]
 
     def _write_outcome(self) -> None:
@@ -270,10 +269,8 @@ class Agent:
 
     def _say_goodbye(self) -> None:
         """Push the last heartbeat before billing ends, because afterwards the instance no longer exists."""
-        # Stay within the limit, unless ending billing has failed: then it bills anyway, and home must learn of it.
-        spare_s = (
-            end_billing.END_TRY_S if self.state == "ending" else min(end_billing.END_TRY_S, self.dog.left_s(END / 2))
-        )
+        # Stay within the limit, unless ending billing failed: then billing goes on anyway, and home must find out.
+        spare_s = end.END_TRY_S if self.state == "ending" else min(end.END_TRY_S, self.dog.left_s(END / 2))
         self.state = "ending" if self.state == "ending" else "ended"
         self._beat()
         if spare_s > 0:
@@ -284,7 +281,7 @@ class Agent:
         for tries in itertools.count(1):
             try:
                 self.is_leaving = self.boot.end_billing.kind == "command"
-                self.problem = end_billing.end_billing(self.folder, tries, self._tick)
+                self.problem = end.end_billing(self.folder, tries, self._tick)
                 self.is_leaving = False
                 if not self.problem:
                     return
@@ -293,7 +290,7 @@ class Agent:
             except Exception:
                 self.is_leaving = False
                 log.exception("ending billing failed; retrying")
-            self.world.sleep(end_billing.pause_s(tries, self.tick_s))
+            self.world.sleep(end.pause_s(tries, self.tick_s))
 
     # --- each tick ---
 
@@ -398,7 +395,7 @@ class Agent:
         return self.world.poll(self.children[role]) if role in self.children else None
 
     def _run_child(self, role: str, argv: List[str], is_over: Callable[[], bool]) -> int:
-        code = end_billing.wait(self.world, self._start(role, argv), is_over, self._tick)
+        code = end.wait(self.world, self._start(role, argv), is_over, self._tick)
         # Also kill the processes that the child left behind, because they would still occupy the GPU.
         self.world.signal(self.children.pop(role), signal.SIGKILL, is_group=True)
         return code
@@ -424,7 +421,7 @@ class Agent:
             if code == 0:
                 return True
             self._event("sync_failed", self.problem)
-            is_time = self._after(end_billing.pause_s(tries, self.tick_s))
+            is_time = self._after(end.pause_s(tries, self.tick_s))
             while not is_time() and not is_over():
                 self._tick()
         return False

@@ -146,7 +146,7 @@ class Watchdog(Limits):
     def land_s(self) -> float:
         """Return the seconds until the trainer must have everything on disk, so that the push completes before END.
 
-        The push time counts twice: the weights are pushed again as the model, and all is read back for verification."""
+        The push time counts twice: the weights are pushed again as the model, and everything is read back to verify."""
         return min(self.left_s(LAND), self.left_s(END) - self._boot.home_s - 2 * self._push_s)
 
     def why_stalled(self) -> str:

@@ -10,7 +10,7 @@ The bigram baseline, which a model must beat, is the loss when each token is pre
     P(b | a) = (pairs (a, b) + k P(b)) / (pairs that begin with a + k)
 
 Pairs are counted on train and the loss is measured on val, with the best of several k on val, so that the baseline is
-as low as a bigram model can get. A model with a higher loss has learned no more than a table of pairs contains.
+as low as a bigram model can get. A model with a higher loss predicts worse than a table of token pairs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Computes loss on held-out conversations: nats of the assistant's text, rendered with the model's own chat template.
 
     file -> the data doctor -> ids and mask (`lm/data/chat`) -> nats of the masked tokens -> sums over conversations
-    shards that prep held out -> ids and mask           -> the same, only for the tokenizer that prep used
+    shards that prep held out -> ids and mask           -> the same, but only for the tokenizer that prep used
 
-The tokens counted are those that SFT trains on: the assistant's text and the marker that ends its turn. A faulty line
-stops the evaluation with an error that gives the line number. Conversations that are merely too long are cut and
+The tokens counted are those that SFT trains on: the assistant's text and the marker that ends its turn. An invalid
+line stops the evaluation with an error that gives the line number. Conversations that are merely too long are cut and
 counted.
 """
 
@@ -77,7 +77,7 @@ def measure_held_out(
     manifest = read_manifest(data_dir)
     if manifest.tokenizer_sha256 != file_sha256(folder / file_names.TOKENIZER):
         raise DataError(
-            what=f"The conversations held out for {run_name} do not use the tokenizer of {folder}.",
+            what=f"The conversations held out for {run_name} were not encoded with the tokenizer in {folder}.",
             why=f"{data_dir} was prepared with a different tokenizer.",
             fix="Use the original conversations: --chat FILE.jsonl",
         )

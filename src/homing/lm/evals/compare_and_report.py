@@ -42,7 +42,7 @@ class Difference:
 
 
 def compare(first: Measured, second: Measured, names: tuple[str, str], *, seed: int) -> list[Difference]:
-    """Compare the figures that mean the same for both models; perplexities under different tokenizers do not."""
+    """Compare all figures that are comparable. Perplexities are not if the models have different tokenizers."""
     assert first.data_sha256 == second.data_sha256, "both models must be measured on the same data set"
     differences = []
     for a, b in zip(first.scores, second.scores, strict=True):

@@ -126,11 +126,11 @@ class Score:
     above: Floats  # numerator of each unit
     below: Floats
     what: str  # a description of the units, such as "38 stretches of 4,096 bytes"
-    is_exp: bool = False  # whether the figure is e to the mean, as a perplexity is
+    is_exp: bool = False  # whether the figure is exp(mean), like a perplexity
     is_more_better: bool = False
-    by_tokenizer: bool = False  # whether the figure cannot be compared between tokenizers
+    by_tokenizer: bool = False  # True if the figure cannot be compared across tokenizers
     is_plain: bool = False  # whether every unit is 0 or 1
-    is_compared: bool = True  # False if the figure is redundant with another one
+    is_compared: bool = True  # False if another figure gives the same comparison
 
     @property
     def units(self) -> Floats:
@@ -198,7 +198,7 @@ def joint_sha256(hashes: Iterable[str]) -> str:
 
 
 def files_sha256(paths: Iterable[Path]) -> str:
-    """Return the hash of the file if there is only one, or else a hash of the hashes of all files."""
+    """Return the file's hash if there is only one file, else a hash of all files' hashes."""
     hashes = [file_sha256(path) for path in paths]
     return hashes[0] if len(hashes) == 1 else joint_sha256(hashes)
 

@@ -6,7 +6,7 @@ With one sample per question, the answer is generated at temperature 0, and the 
 samples, pass@k is the unbiased estimate of the chance that at least one of k samples is right: 1 - C(n - right, k) /
 C(n, k), averaged over questions. A question that does not fit into the context counts as wrong, and is reported.
 
-`rl_task` builds such a set from the questions that an rl phase holds out, graded as in the phase.
+`rl_task` builds a task from an rl phase's held-out questions, which are graded as in that phase.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ROWS_AT_A_TIME = {"cuda": 256}
 _ROWS_ELSEWHERE = 16
 # If the longest question leaves less than 1/8 of the context for answers, half of the context is reserved for answers.
 _LEAST_OF = 8
-_TRIES = 100  # attempts per generated question, because only one in ten is held out
+_TRIES = 100  # maximum attempts per question, because only one generated question in ten is held out
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Asking:
 
 
 def made_up(kind: str, difficulty: int, count: int) -> TaskFile:
-    """Return questions of `arithmetic` or `spelling` that no rl phase trains on. They are the same on every call."""
+    """Return `arithmetic` or `spelling` questions that no rl phase trains on, the same ones on every call."""
     questions: dict[str, str] = {}
     for number in range(count * _TRIES):
         text, answer = MAKERS[kind](source("eval", kind, difficulty, number), difficulty)
@@ -118,13 +118,13 @@ def measure_answers(
     asked = [number for number, ids in enumerate(prompts) if len(ids) <= room]
     if not asked:
         raise DataError(
-            what=f"No question of {task.name} fits the context.",
+            what=f"No question in {task.name} fits the context.",
             why=f"The shortest has {min(map(len, prompts)):,} tokens, but --new-tokens leaves only {room:,}.",
             fix="Lower --new-tokens, or use a model with a longer context.",
         )
     right = np.zeros(len(items), dtype=np.int64)
     num_cut = 0
-    # As in rl phases, the calculator is only for word problems. The model would merely copy a plain sum into it.
+    # As in rl phases, only word problems may use the calculator. The model would merely copy a plain sum into it.
     may_call = [items[number].is_number for number in asked]
     asked_ids = [prompts[number] for number in asked]
     drawn = _draw(model, tokenizer, prompt.stop_ids, asked_ids, may_call, asking, new_tokens, notify)
@@ -143,7 +143,7 @@ def measure_answers(
 def _new_tokens(asking: Asking, task: TaskFile, context: int, longest: int) -> tuple[int, list[str]]:
     """Return the maximum answer length, and notes about it.
 
-    The length is the requested one, else that of the task's rl phase, else what the questions leave of the context.
+    The length is as requested, else as in the task's rl phase, else what the questions leave room for.
     """
     if asked := asking.max_new_tokens or task.answer_tokens:
         return asked, []
@@ -152,7 +152,7 @@ def _new_tokens(asking: Asking, task: TaskFile, context: int, longest: int) -> t
         fitting = max(1, context // 2)
     if fitting >= NEW_TOKENS:
         return NEW_TOKENS, []
-    return fitting, [f"Answers are limited to {fitting} tokens by the context of {context:,}."]
+    return fitting, [f"The context of {context:,} tokens limits answers to {fitting} tokens."]
 
 
 def _notes(num_too_long: int, num_cut: int) -> list[str]:
@@ -239,7 +239,7 @@ def _is_right(form: str, said: str, item: Open) -> bool:
 
 
 def file_of(task: RlTask) -> tuple[str, str]:
-    """Return the file with the held-out questions and its hash, or ("", "") if they are generated."""
+    """Return the path and hash of the file with the held-out questions, or ("", "") if homing generates them."""
     return (task.val_file, task.val_file_sha256) if task.val_file else (task.file, task.file_sha256)
 
 

@@ -1,4 +1,4 @@
-"""Computes the nats of selected tokens, many rows at a time. Every evaluation except sampling is based on this.
+"""Computes the nats of selected tokens, many rows at a time. Every evaluation that does not sample uses this.
 
     rows of ids -> batched by similar length, padded on the right -> the model -> nats of the targets, in input order
 

@@ -6,7 +6,7 @@ acc        the right choice has the highest probability
 acc_norm   the same per character, because long choices tend to have lower probabilities (as in lm-eval)
 cloze      acc: each token of the end is the most likely one, so greedy decoding would produce the end; and perplexity
 
-Beginning and end are joined with a space, unless there is already white space between them. Both are encoded together
+Beginning and end are joined with a space, unless there is already whitespace between them. They are encoded together
 and split where the beginning alone would end, as in lm-eval. <|endoftext|> comes first, as before every document.
 """
 
@@ -59,7 +59,7 @@ def pair_row(tokenizer: Tokenizer, begin: str, end: str, *, context: int) -> Pai
 
 
 def _seamed(begin: str, end: str) -> tuple[str, str]:
-    """Put a space between both texts, as part of the end, because tokenizers attach a space to the following word."""
+    """Put a space between the two texts, as part of the end, because tokenizers attach a space to the next word."""
     if begin and not begin[-1].isspace() and not end[0].isspace():
         end = f" {end}"
     spaces = len(begin) - len(begin.rstrip())

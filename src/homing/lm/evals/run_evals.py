@@ -25,7 +25,7 @@ __all__ = ["Chats", "How", "Subject", "What", "load_subject", "measure"]
 
 @dataclass(frozen=True)
 class Chats:
-    """Conversations in files, or those that prep held out in `data_dir` for a run with a chat phase."""
+    """Chat files or, if `data_dir` is set, the conversations that prep held out there for a chat phase."""
 
     patterns: list[str]
     data_dir: Path | None = None
@@ -40,7 +40,7 @@ What = Text | TaskFile | Chats
 
 @dataclass(frozen=True)
 class How:
-    window: int = 0  # tokens per row of text; 0 for the model's context, at most text_files.LARGEST_WINDOW
+    window: int = 0  # tokens per row of text; 0 for the model's context, at most text_loss.LARGEST_WINDOW
     at_most: int = 0  # number of documents or conversations; 0 for all
     asking: Asking = field(default_factory=Asking)
 

@@ -6,8 +6,8 @@
     cloze     {"context": ..., "continuation": ...}
     answers   {"question": ..., "answer": "... #### 18"}  or  {"prompt": ..., "answer": ...}
 
-The first line determines the format, and a line in a different format is a fault, because mixing is usually a mistake.
-A file with a fault is not evaluated, because a figure for the rest would be mistaken for that of the whole file.
+The first line determines the format, and a line in a different format is invalid, because mixing formats is usually a
+mistake. A file with an invalid line is rejected; a figure for its other lines would be mistaken for the whole file's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_LISTED = 20
 
 @dataclass(frozen=True)
 class Choice:
-    """Pairs of a beginning and an end. One of the pairs is right. A cloze item has a single pair."""
+    """Pairs of a beginning and an end, of which exactly one is correct. A cloze item has a single pair."""
 
     line: int
     pairs: list[tuple[str, str]]
@@ -59,11 +59,11 @@ class TaskFile:
     form: str
     items: list[Item]
     sha256: str
-    answer_tokens: int = 0  # maximum answer length in the rl phase that the task comes from; 0 if there is none
+    answer_tokens: int = 0  # maximum answer length in the task's rl phase; 0 if it is not from an rl phase
 
     @property
     def asks_for_answers(self) -> bool:
-        """True if the model generates answers. Each rl task has its own form, which determines how it is graded."""
+        """True if the model generates answers. Each kind of rl task is a form with its own grading."""
         return self.form not in ("choices", "cloze")
 
 

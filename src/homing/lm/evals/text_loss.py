@@ -84,7 +84,7 @@ def held_out_text(data_dir: Path, run_name: str) -> Text:
 def has_data(data_dir: Path, manifest_sha256: str) -> bool:
     """Return whether `data_dir` contains exactly the run's data.
 
-    The run may have been trained on text that is held out from other data.
+    Otherwise, the run may have been trained on text that is held out there.
     """
     path = data_dir / file_names.MANIFEST
     return path.is_file() and (not manifest_sha256 or file_sha256(path) == manifest_sha256)
@@ -127,7 +127,7 @@ class _Sums:
 
     def __init__(self, token_bytes: Sequence[int]) -> None:
         self._token_bytes = np.array(token_bytes, dtype=np.int64)
-        self._expected: list[NDArray[np.int64]] = []  # the stretch of each target, for each row that was yielded
+        self._expected: list[NDArray[np.int64]] = []  # for each yielded row, the stretch that each target belongs to
         self._nats: list[float] = []
         self._bytes: list[int] = []
         self._tokens: list[int] = []

@@ -1,7 +1,7 @@
 """Writes an export to a temporary folder that is renamed only after the export passes its check.
 
-So an export is either complete or does not exist. Only an existing export may be replaced, so a mistake such as
-`--out ~` never deletes other files.
+So an export is either complete or does not exist. Only a folder that contains an export can be replaced, so a mistake
+such as `--out ~` never deletes other files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from homing.lm.generate.load_model import EXPORT
 
 __all__ = ["RECORD", "new_folder", "read_record", "write_json"]
 
-RECORD = EXPORT  # file in every export that records its format, what it was made from, and how it was checked
+RECORD = EXPORT  # file in every export that records its format, its source and how it was checked
 
 
 @contextlib.contextmanager

@@ -62,7 +62,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class Expected:
-    """The outputs of the trainer's decoder if its weights have the precision of the export."""
+    """The outputs of the trainer's decoder with its weights rounded to the export's precision."""
 
     ids_RT: Tensor
     logits_RTV: Tensor
@@ -122,7 +122,7 @@ def prove(
 
 
 def need_template(opened: Opened) -> None:
-    """Raise IntegrityError if a model trained on chats has no template: users could not prompt it as in training."""
+    """Raise IntegrityError if a chat model has no template, because users could not prompt it as in training."""
     if opened.was_taught_turns and opened.template is None:
         raise IntegrityError(
             what=f"{opened.folder} has no chat template, so its export would differ from the trained model.",
@@ -141,7 +141,7 @@ def _read_otherwise(opened: Opened, tokenizer: Any) -> str:
 
 
 def _has_own_code(folder: Path) -> bool:
-    """Return whether the folder contains the modeling file that homing has just written, the only trusted code."""
+    """Return whether the folder contains the modeling file that homing has just written. No other code is trusted."""
     from homing.lm.export.hf_folder import CODE
 
     return all((folder / name).is_file() for name in CODE)
@@ -163,7 +163,7 @@ def _open(folder: Path) -> Any:
 def _compare_chats(opened: Opened, tokenizer: Any) -> int:
     """Compare ids on random chats and return the number compared.
 
-    If the template refuses a chat, both sides must refuse it.
+    If the template rejects a chat, both implementations must reject it.
     """
     if opened.template is None:
         return 0

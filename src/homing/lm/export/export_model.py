@@ -34,7 +34,7 @@ class Order:
     kind: str  # one of KINDS
     out: Path
     facts: Facts
-    dtype: str = ""  # dtype of an hf or merged export; "" for the dtype in which the weights are stored
+    dtype: str = ""  # dtype of an hf or merged export; "" keeps the dtype of the stored weights
     gguf_type: str = "f16"
     base: Path | None = None  # base weights of an adapter whose checkpoint does not record them
     force: bool = False

@@ -4,7 +4,7 @@
 
 F32 is exact, F16 rounds matrices, and Q8_0 stores each block of 32 numbers as one scale and 32 bytes. Norms and biases
 stay F32 in all three types. For Llama, llama.cpp applies RoPE to adjacent channel pairs, whereas homing pairs the two
-halves of a head, so the rows of queries and keys are reordered. For Qwen they are not. In the end the whole file is
+halves of a head, so the rows of queries and keys are reordered. For Qwen they are not. Finally, the whole file is
 read back and compared.
 
 `modelfile` makes the Modelfile that `ollama create` reads, next to the GGUF. Ollama's templates are in Go, not Jinja.
@@ -202,7 +202,7 @@ def read_back(path: Path, fields: dict[str, Field], stored: dict[str, tuple[Arra
     if odd:
         raise IntegrityError(
             what="The GGUF file differs from what was written.",
-            why=f"Different: {', '.join(odd[:8])}.",
+            why=f"These entries differ: {', '.join(odd[:8])}.",
             fix="The file was deleted. Install the versions in constraints.txt: pip install -c constraints.txt gguf",
         )
 

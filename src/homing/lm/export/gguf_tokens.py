@@ -1,9 +1,9 @@
 """Converts the tokenizer for llama.cpp: tokens and their types, merges, split pattern, special ids, chat template.
 
-llama.cpp knows split patterns only by name. homing's pattern, the one of GPT-4, is called `dbrx` there. Llama 3 has the
+llama.cpp identifies split patterns by name. homing uses GPT-4's pattern, which llama.cpp calls `dbrx`. Llama 3 has the
 same pattern, but its name, `llama-bpe`, also makes llama.cpp put <|begin_of_text|> before each text and take whole
-words from the vocabulary without merging, which Llama 3's tokenizer requests (`ignore_merges`) and homing's does not.
-If llama.cpp has no name for a split pattern, the export fails, because llama.cpp would open the file, but split every
+words from the vocabulary without merging. Llama 3's tokenizer requests this (`ignore_merges`), but homing's does not.
+If llama.cpp has no name for a split pattern, the export fails. Otherwise llama.cpp would open the file, but split every
 third word differently.
 """
 

@@ -23,7 +23,6 @@ import torch
 
 from homing.errors import UsageError
 from homing.hf_config import SWIFT, SWIFT_CLASS, config_of
-from homing.install import pip_install
 from homing.lm.export.atomic_folder import write_json
 from homing.lm.export.source_model import Opened
 from homing.lm.model.frozen_linear import lora_tensors
@@ -31,6 +30,7 @@ from homing.lm.model.lora import adapter_config
 from homing.lm.model.open_weights import save_weights
 from homing.lm.model.open_weights.write_weights import save_tensors
 from homing.lm.tokenizer.tokenizer import END_OF_TEXT, PAD
+from homing.pip_command import pip_install
 from homing.wire import file_names
 
 __all__ = ["CODE", "open_with_peft", "write_adapter", "write_hf", "write_tokenizer"]
@@ -59,7 +59,7 @@ def write_hf(opened: Opened, folder: Path, dtype: torch.dtype) -> None:
 
 
 def _generation(opened: Opened, ends: list[int]) -> dict[str, Any]:
-    """Return the generation config of the initial weights with `ends` as eos ids, or a new one if they have none."""
+    """Return the initial weights' generation config, or else a new one, with `ends` as its eos ids."""
     if opened.generation:
         upstream = opened.generation.get("eos_token_id")
         is_same = ends == (upstream if isinstance(upstream, list) else [upstream])
@@ -74,7 +74,7 @@ def write_tokenizer(opened: Opened, folder: Path) -> None:
     """Copy tokenizer.json unchanged, and write the files next to it, including the chat template."""
     shutil.copyfile(opened.folder / file_names.TOKENIZER, folder / file_names.TOKENIZER)
     config = {**_own_tokens(opened), **opened.tokenizer_config}
-    # Put the template into tokenizer_config.json, which older readers support too. Keep a list of named templates.
+    # Put the template into tokenizer_config.json, for older readers. If there is a list of named templates, keep it.
     if opened.template is not None and not isinstance(config.get("chat_template"), list):
         config["chat_template"] = opened.template.source
     if opened.is_chat:
@@ -125,7 +125,7 @@ def write_adapter(opened: Opened, folder: Path, base: Path) -> None:
 
 
 def _repository(opened: Opened, address: str) -> tuple[str, str, str]:
-    """Split the address of the base into OWNER/NAME, @ and commit; return three "" if it is not open weights."""
+    """Split the base's address into OWNER/NAME, "@" and commit; return empty strings if it is not open weights."""
     parts = address.removeprefix("hf:").partition("@")
     try:
         config = json.loads((opened.folder / file_names.ADAPTER_CONFIG).read_text(encoding="utf-8"))

@@ -55,7 +55,7 @@ LISTED = frozenset(
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts that the weights do not contain and the caller supplies. A fact is "" if unknown."""
+    """Facts that the caller supplies, because the weights do not contain them. A fact is "" if unknown."""
 
     name: str
     licence: str = ""  # an SPDX name from the Hub's list

@@ -34,7 +34,7 @@ CHAT_PHASES = ("sft", "rl")
 class Opened:
     folder: Path
     card: Card
-    files: WeightFiles  # weight files in the folder, which for an adapter are only those of the adapter
+    files: WeightFiles  # the folder's weight files; for an adapter, these do not include the base weights
     model: Decoder  # the decoder in fp32, with unmerged adapters if there are any
     tokenizer: Tokenizer
     tokenizer_config: dict[str, Any]

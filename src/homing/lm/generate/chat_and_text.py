@@ -1,7 +1,7 @@
 """Generates text with the sampler: completions of a prompt, and answers in a conversation.
 
-A base model was trained on documents, each preceded by <|endoftext|>, so a prompt is the beginning of a document. A
-model after SFT was trained on ChatML turns and ends each of its turns with <|im_end|>:
+A base model was trained on documents, each preceded by <|endoftext|>, so a prompt is the beginning of a document. After
+SFT, a model has been trained on ChatML turns and ends each of its turns with <|im_end|>:
 
     <|endoftext|><|im_start|>user\\nHello.<|im_end|>\\n<|im_start|>assistant\\n  ->  Good day.<|im_end|>
 
@@ -27,8 +27,8 @@ from homing.wire.run_json import Sampling
 
 __all__ = ["ChatTurns", "complete", "decode_stream", "sample_texts", "write_samples"]
 
-_GREETING = "Hello! Who are you?"  # prompt for chat samples if the run file gives none
-_HALF = "\ufffd"  # the character that an incomplete character, or any invalid bytes, decode to
+_GREETING = "Hello! Who are you?"  # default prompt for chat samples, if the run file does not set any
+_HALF = "\ufffd"  # U+FFFD, to which incomplete characters and invalid bytes decode
 # Maximum number of tokens to hold back: a UTF-8 character has at most four bytes, and at least one is still missing.
 _MOST_BEFORE = 3
 
@@ -99,7 +99,7 @@ class ChatTurns:
         return [self.end_id, self.tokenizer.end_of_text_id]
 
     def ask(self, text: str) -> list[int]:
-        """Add the user's turn and open the model's turn; return the ids of all turns, the prompt for `generate`."""
+        """Add the user's turn and open the model's turn; return the ids of all turns, to be passed to `generate`."""
         self.add("user", text)
         return self.open()
 

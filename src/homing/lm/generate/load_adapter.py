@@ -70,7 +70,7 @@ def _frozen_base(folder: Path, run: Run, device: torch.device) -> tuple[Decoder,
 
 
 def read_base_record(checkpoint: Path) -> tuple[str, str]:
-    """Return the hash of the base and its folder in the run directory from adapter_config.json; "" if unknown."""
+    """Read adapter_config.json; return the base's hash and its folder relative to the run directory ("" if unknown)."""
     try:
         config = json.loads((checkpoint / file_names.ADAPTER_CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -110,6 +110,6 @@ def find_base(checkpoint: Path, run: Run, phase: Phase) -> Path:
     named = f" ({run.base.address})" if run.base is not None else ""
     raise DataError(
         what=f"{checkpoint} contains an adapter, but the base weights it was trained on are missing.",
-        why=f"Searched {', '.join(map(str, candidates)) or 'no folders, because the run lists none'}{named}.",
+        why=f"Looked in {', '.join(map(str, candidates)) or 'no folder, because the run lists none'}{named}.",
         fix="Specify the folder of the base weights: --base FOLDER",
     )

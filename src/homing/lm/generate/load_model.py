@@ -5,7 +5,7 @@
     exports and third-party models    the same, but hashes are checked only if they were recorded
     adapters (LoRA)                   the same, then merge the adapter into its base weights (`load_adapter`)
 
-A folder without a tokenizer is rejected: with another tokenizer the weights would run, but every word would be wrong.
+A folder without a tokenizer is rejected: with another tokenizer the model would run, but every word would be wrong.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def load_for_use(
 
 
 def read_card(folder: Path) -> Card:
-    """Read a folder's metadata; raises an error that lists everything that is missing if the folder is incomplete."""
+    """Read a folder's metadata. If the folder is incomplete, raise an error that lists everything that is missing."""
     _check_present(folder)
     manifest = read_manifest(folder)
     if (folder / file_names.RUN).is_file():
@@ -207,14 +207,14 @@ def _check_vocabulary(card: Card, tokenizer: Tokenizer) -> None:
     has_spare_rows = is_foreign and tokenizer.vocab_size < card.shape.vocab_size
     if tokenizer.vocab_size != card.shape.vocab_size and not has_spare_rows:
         raise DataError(
-            what="The tokenizer and the weights do not belong together.",
+            what="The tokenizer does not match the weights.",
             why=f"{path} has {tokenizer.vocab_size:,} tokens, but "
             f"{card.folder / file_names.WEIGHTS} has {card.shape.vocab_size:,}.",
             fix=_how_to_get_tokenizer(card.folder),
         )
     if card.tokenizer_sha256 and (found := file_sha256(path)) != card.tokenizer_sha256:
         raise DataError(
-            what="The tokenizer and the weights do not belong together.",
+            what="The tokenizer does not match the weights.",
             why=f"{path} has sha256 {found[:12]}..., but the tokenizer used in training"
             f" has {card.tokenizer_sha256[:12]}...",
             fix=_how_to_get_tokenizer(card.folder),

@@ -13,8 +13,8 @@ context is cut in the same way.
     CUDA         a cache of fixed shape, and a CUDA graph of one step that is launched for each id (`lm.decoding_step`),
                  because launching a step's kernels one by one would take the host longer than the GPU takes to run them
 
-On CUDA, steps without a graph compute the same, so a seed always gives the same text, whatever its length and whether
-or not capturing graphs works.
+On CUDA, steps without a graph give the same logits, so a seed always gives the same text, whatever its length and
+whether or not capturing graphs works.
 
 Ids are picked on the CPU with a separate random generator, so a seed gives the same text on every device, as long as
 the logits agree, and sampling never affects the random state of a training run.
@@ -84,7 +84,7 @@ def _generate(
 
 
 def fit_window(ids: list[int], context: int) -> list[int]:
-    """Return all ids if they fit into the context, else as many of the last ones as fill half of it."""
+    """Return all ids if they fit into the context, else only the last ones, to fill half of it."""
     return ids if len(ids) <= context else ids[-max(1, context // 2) :]
 
 

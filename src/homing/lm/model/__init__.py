@@ -3,7 +3,7 @@
 model_shape     checks a wire Model; lists its parameters; writes config.json, so that transformers can load the weights
 layers          Linear (fp32 master weights, cast to the compute dtype), RMSNorm, RoPE, SwiGLU
 attention       grouped-query attention, with or without a KV cache
-loss            mean cross-entropy without ever having all logits in memory
+loss            mean cross-entropy that never holds all logits in memory
 decoder         the complete model, and its weight initialization, the same on every device
 lora            adapters on frozen weights: `frozen_linear` multiplies by such weights, `nf4` stores them in four bits
 activation_checkpointing   recomputes activations in the backward pass

@@ -166,8 +166,8 @@ class RowCache(KVCache):
         self._is_ahead_BS = torch.zeros(batch, capacity, dtype=torch.bool, device=device)
 
     # `swift` stores the embedding of the last token here and reads it at the next position. The buffer is never
-    # reallocated, because CUDA graphs use fixed addresses. Readers get a copy, because the buffer is overwritten before
-    # they use the value.
+    # reallocated, because CUDA graphs use fixed addresses. The getter returns a copy, because the buffer is
+    # overwritten before the caller uses the value.
     @property
     def embedded_B1D(self) -> Tensor | None:
         return self._embedded_B1D.clone()

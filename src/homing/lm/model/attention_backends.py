@@ -41,7 +41,7 @@ ATTENTIONS = {
     "math": SDPBackend.MATH,
 }
 _COMPARED = 2048  # maximum number of positions on which a candidate is compared with the reference
-_TOKENS = 16384  # number of tokens in a timed pass: enough to keep a GPU busy, and a pass takes only milliseconds
+_TOKENS = 16384  # number of tokens in a timed pass: enough to keep a GPU busy for a few milliseconds
 _NUM_TIMINGS = 5
 # Maximum relative error of a kernel compared with fp32: the rounding error of the dtype in sums of this length, plus a
 # margin. A wrong kernel is off by about 100%.

@@ -4,7 +4,7 @@
 
 The `stock` family is exactly Llama, Qwen2 (bias on q, k, v) or Qwen3 (norm on q and k per head), with the parameter
 names of transformers, so that transformers loads the weights without conversion. The `swift` family has a different
-stack of layers, in the module `swift`, and shares the rest. This module knows nothing about shards, steps or files.
+stack of layers, in the module `swift`, and shares the rest. This module does not deal with shards, steps or files.
 
 Shapes: B batch, T positions, D width, V vocabulary, P vocabulary with padding rows.
 """
@@ -49,7 +49,7 @@ class Block(nn.Module):
     def forward(
         self, x_BTD: Tensor, y_BTD: Tensor | None, cos: Tensor, sin: Tensor, cache: KVCache | None, mask: Any = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the residual stream and the block's output, not yet added: the next norm kernel adds them."""
+        """Return the residual stream and the block's output separately, because the next norm kernel adds them."""
         x_BTD, normed = self.input_layernorm.of_sum(x_BTD, y_BTD)
         y_BTD = self.self_attn(normed, cos, sin, cache, mask)
         x_BTD, normed = self.post_attention_layernorm.of_sum(x_BTD, y_BTD)
@@ -85,7 +85,7 @@ class Stack(nn.Module):
         y_BTD = x_BTD * 0.0 if compiled else None
         for number, block in enumerate(self.layers):
             if is_recomputed(number, every) and y_BTD is not None:
-                x_BTD, y_BTD = x_BTD + y_BTD, None  # add now: one tensor is kept for the backward pass, not two
+                x_BTD, y_BTD = x_BTD + y_BTD, None  # add now, so that the backward pass keeps one tensor, not two
             x_BTD, y_BTD = recomputed(run, number, every)(block, x_BTD, y_BTD, cos, sin, cache, mask)
         return end(self, x_BTD, y_BTD)
 
@@ -201,7 +201,7 @@ class Decoder(nn.Module):
         return KVCache(self.shape, batch=batch, capacity=capacity, device=self.device, dtype=self.compute_dtype)
 
     def compile_blocks(self, *, is_on: bool = True) -> None:
-        """Compile one block for all layers to share: this takes seconds; compiling the whole model takes a minute.
+        """Compile one block that all layers share, which takes seconds; compiling the whole model would take a minute.
 
         The compiled block is used only in training. Evaluation and generation use varying shapes and run eagerly.
         """
@@ -210,8 +210,8 @@ class Decoder(nn.Module):
         if isinstance(self.model, SwiftStack):
             parts["begin"] = SwiftStack.begin
         if is_on:
-            # torch compiles one graph per row shape and kind of block. When the number of graphs reaches torch's limit,
-            # it silently continues uncompiled. Make it raise instead, so that the trainer can report the problem.
+            # torch compiles one graph per row shape and kind of block. At its limit on the number of graphs, torch
+            # would silently continue uncompiled. Make it raise instead, so that the trainer can report the problem.
             limits = torch._dynamo.config
             limits.recompile_limit = max(MOST_SHAPES, limits.recompile_limit)
             limits.fail_on_recompile_limit_hit = True
@@ -302,7 +302,7 @@ def init_weights(model: nn.Module, shape: Model, seed: int, optimizer: str) -> N
             o_proj and down_proj  this std / sqrt(2 layers), so that the residual stream does not grow with depth
             norms 1, biases 0
             for Muon              0.7 of this std for gate_proj and up_proj, 0.04 of it for an untied head, so that all
-                                  tokens are equally likely at first; AdamW would need too long to leave that state
+                                  tokens are equally likely at first; AdamW would take too long to leave this state
     swift   embedding             normal, std 0.8: it is normalized at once, so only its direction counts
             head                  normal, std 0.001: all tokens are equally likely at first
             q, k, v, values       normal, std = 1 / sqrt(width); up_proj 0.4 of this std
@@ -310,7 +310,7 @@ def init_weights(model: nn.Module, shape: Model, seed: int, optimizer: str) -> N
             scales                see _scales; gates nearly 0
 
     Padding rows are 0. With these values the first loss is within a few tenths of ln(vocabulary). In `stock` every
-    parameter has a gradient from the first step on; in `swift` from the second, because the first changes the zeros.
+    parameter has a gradient from the first step on; in `swift`, from the second, after the first has changed the zeros.
 
     Each parameter has its own random generator, seeded by (seed, name) and always on the CPU. So the same seed gives
     the same model on CPU, CUDA and MPS, whatever the padding and the order in which parameters are created.

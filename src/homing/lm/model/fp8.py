@@ -5,7 +5,7 @@
 
 The kernels need multiples of 16 in all dimensions, so rows are padded with zeros where necessary, and the padding is
 cut off again. Tensors saved for the backward pass are FP8 too, half the size of bf16. Scales are recomputed for every
-tensor. So no state carries over between steps, and a resumed run computes the same as an uninterrupted one.
+tensor. So no state carries over between steps, and a resumed run gives the same results as an uninterrupted one.
 
 Shapes: N rows, D inputs, F outputs.
 """
@@ -27,7 +27,7 @@ _FINE, _WIDE = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def takes_fp8(num_in: int, num_out: int) -> bool:
-    """Return whether a matmul of these sizes can run in FP8 and is faster then: multiples of 16, and large enough."""
+    """Return whether FP8 can run a matmul of these sizes (multiples of 16) and is faster (they are large enough)."""
     return min(num_in, num_out) >= _LEAST_SIZE and num_in % _MULTIPLE == 0 and num_out % _MULTIPLE == 0
 
 

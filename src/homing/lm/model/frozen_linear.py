@@ -67,7 +67,7 @@ class FrozenWeight(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenWeight:
-        """Forget the joined tensor if the weight has moved and is therefore no longer a slice of it."""
+        """Drop the joined tensor if this weight has moved to new memory and is no longer a slice of it."""
         before = [tensor.data_ptr() for tensor in self.tensors()]
         super()._apply(fn, recurse)
         if before != [tensor.data_ptr() for tensor in self.tensors()]:
@@ -198,7 +198,7 @@ def _as_dora(
     """Scale every output so that its weight row has the norm given by DoRA's magnitude, then add biases.
 
     The row norms are treated as constants in the backward pass, as in the paper (arXiv:2402.09353, 4.3). Dropout
-    applies only to the adapter's input, not to that of the base weights.
+    applies only to the adapter's input, not to the input of the base weights.
     """
     factors = []
     for weight, adapter in zip(weights, adapters, strict=True):
@@ -366,7 +366,7 @@ def _parts(widths: list[int], has_adapter: list[bool]) -> list[_Part]:
 
 
 def _products(stored: list[Tensor], widths: list[int], num_parts: int) -> Iterator[tuple[slice, list[Tensor], int]]:
-    """Yield for each product its columns of y, the stored tensors of its weight, and its number of columns."""
+    """Yield (columns of y, stored tensors of the weight, number of columns) for each matrix product."""
     if not num_parts:
         yield slice(0, sum(widths)), stored[:1], sum(widths)
         return
@@ -386,7 +386,7 @@ def _narrow(x_ND: Tensor, a_RD: Tensor, key: Tensor | None, dropout: float) -> T
 def _narrow_backward(
     x_ND: Tensor, a_RD: Tensor, dh_NR: Tensor, key: Tensor | None, dropout: float, da_RD: Tensor, dx_ND: Tensor | None
 ) -> None:
-    """Write the gradient of A into `da_RD`, and the adapter's part of the gradient of x into `dx_ND` unless it is None.
+    """Write the gradient of A into `da_RD`, and the adapter's part of x's gradient into `dx_ND` unless `dx_ND` is None.
 
     The caller adds the base weights' part of the gradient of x.
     """

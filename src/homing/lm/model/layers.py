@@ -188,7 +188,7 @@ class SwiGLU(nn.Module):
 def has_manual_backward(x: Tensor) -> bool:
     """Return whether to use the hand-written gradients: only for training on a CPU in fp32 without a compiler.
 
-    A compiler avoids the extra memory traffic without them.
+    With a compiler they are unnecessary, because it avoids the extra memory traffic itself.
     """
     is_plain = x.device.type == "cpu" and x.dtype == torch.float32 and torch.is_grad_enabled()
     return is_plain and not torch.compiler.is_compiling()

@@ -1,14 +1,14 @@
 """LoRA: small trained adapters on top of a frozen model (arXiv:2106.09685), with rsLoRA and DoRA.
 
-    load_base(model, tensors, storage=..., device=...)   fill a Decoder made on the meta device with frozen weights, one
-                                                         at a time, stored as fp32, bf16 or NF4; return their hash
+    load_base(model, tensors, storage=..., device=...)   fill a Decoder on the meta device with frozen weights, one at a
+                                                         time, stored as fp32, bf16 or NF4; return their hash
     freeze(model, storage)                               the same for a Decoder that is already in memory
     add_lora(model, settings, seed)                      A random, B zero: the model's output does not change
     begin_step(model, step)                              set the dropout seed; call before each step's first forward
     model.weights_for_disk() / load_weights(tensors)     return / load only the adapters, under peft's names
     adapter_config(settings, base)                       return the contents of adapter_config.json for peft
     merge(model)                                         merge the adapters into the weights: a plain Decoder again
-    adapters_now(model) / adapters_as(model, then)       copy the current adapters / use such copies in the model
+    adapters_now(model) / adapters_as(model, then)       copy the current adapters / use those copies in the model
     lengths_held(model)                                  cache DoRA's row norms inside a context
 
 How a phase with method lora or qlora is set up:
@@ -88,7 +88,7 @@ _READ_THE_SAME = (("q", "k", "v"), ("gate", "up"))
 
 
 def storage_for(method: str, precision: str) -> str:
-    """Return the storage of frozen weights: NF4 for qlora, else the compute dtype, which needs no casts."""
+    """Return the storage format of frozen weights: NF4 for qlora, else the compute dtype, which avoids casts."""
     if method == "qlora":
         return "nf4"
     return "fp32" if precision == "fp32" else "bf16"
@@ -101,7 +101,7 @@ def storage_for(method: str, precision: str) -> str:
 def load_base(
     model: Decoder, tensors: Iterable[tuple[str, Tensor]], *, storage: str, device: torch.device | str
 ) -> str:
-    """Fill and freeze a Decoder made on the meta device, one tensor at a time; return the sha256 of all weights.
+    """Fill and freeze a Decoder on the meta device, one tensor at a time; return the sha256 of all weights.
 
     The hash does not depend on the order of the tensors or on the files they came from. Raises a DataError that names
     the tensors that do not fit.
@@ -330,7 +330,7 @@ def merge(model: Decoder) -> None:
 
     If the adapters use DoRA, their magnitudes are applied too.
 
-    The result computes the same as the adapted model. If the base was in NF4, the result includes NF4's rounding. To
+    The result is equivalent to the adapted model. If the base was in NF4, the result includes NF4's rounding. To
     merge into the exact base, load it as fp32 or bf16.
     """
     for path, layer in [(p, m) for p, m in model.named_modules() if isinstance(m, FrozenLinear)]:

@@ -1,10 +1,10 @@
-"""Cross-entropy of the output head, without ever having the logits of all tokens in memory.
+"""Cross-entropy of the output head that never holds the logits of all tokens in memory.
 
     h_ND, W_VD, targets_N  ->  for each chunk of N: logits = h W^T -> loss, and its gradients for h and W
 
 With a vocabulary of 32,768 the fp32 logits of 64k tokens are 8.6 GB, and the backward pass would need twice that. The
-gradient of a sum needs only one factor from the backward pass, so the gradients of each chunk are computed while its
-logits are in memory. That takes three matmuls, as many as usual, but only the memory of one chunk. On CUDA, one kernel
+forward pass computes each chunk's gradients while its logits are in memory, because the backward pass only multiplies
+them by one factor. That takes three matmuls, as many as usual, but only the memory of one chunk. On CUDA, one kernel
 replaces a chunk of logits, in the dtype of h, by its gradient in place; without CUDA or Triton, plain torch does this.
 
 The op is opaque to torch.compile: if traced, the chunks would be scheduled together and all be in memory at once.
@@ -25,7 +25,7 @@ from homing.lm.model.opaque_ops import opaque
 
 __all__ = ["IGNORED", "PIECE_LOGITS", "cap", "mean_loss", "token_losses"]
 
-IGNORED = -100  # target of a position excluded from the loss
+IGNORED = -100  # target value for positions that are excluded from the loss
 
 # Maximum number of logits per chunk; a smaller batch is a single chunk. 2^26 fp32 numbers are 256 MB. On CUDA, logits
 # are kept in bf16, and a larger chunk uses the GPU better.
@@ -54,7 +54,7 @@ def mean_loss(
     elif isinstance(num_targets, Tensor):
         count = num_targets
     else:
-        # torch.full does not make the host wait for the device; a copy of a number would.
+        # torch.full does not make the host wait for the device; copying a number to the device would.
         count = torch.full((), float(max(1, num_targets)), device=h_ND.device)
     if torch.is_grad_enabled() and (h_ND.requires_grad or head_PD.requires_grad):
         return _PiecewiseLoss.apply(h_ND, head_PD, targets_N, count, weights_N, vocab_size, softcap)

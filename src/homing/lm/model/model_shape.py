@@ -6,7 +6,7 @@
     shape_from_config(config) Hugging Face config.json -> wire Model
     misfits(wanted, given)    list tensors that are missing, unknown or of the wrong shape, before any is copied
 
-Deals with names and shapes only, not with the values of weights.
+This module deals with the names and shapes of weights, not with their values.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _problems(shape: Model) -> list[str]:
 
 
 def count_params(shape: Model) -> dict[str, int]:
-    """Return part -> number of parameters, each counted once: a tied head is 0, padding rows are not counted."""
+    """Return part -> number of parameters, without padding rows. The count for a tied head is 0."""
     q_width, kv_width = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
     if shape.family == SWIFT:
         return _count_swift(shape, q_width, kv_width)

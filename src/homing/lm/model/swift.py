@@ -1,4 +1,4 @@
-"""The `swift` family: the best quality per dollar in short runs, but only homing can load such models.
+"""The `swift` family: the best quality per dollar in short runs, but outside homing only transformers can load it.
 
     ids -> embedding -> norm -> + a part of the previous token's embedding ("smear") = x0
         -> [ a x + b x0 -> x + attention(norm x) -> x + relu(up(norm x))^2 down ] per layer, a and b learned
@@ -32,7 +32,7 @@ __all__ = ["SHARPNESS", "SOFTCAP", "SwiftStack"]
 
 SOFTCAP = 15.0
 SHARPNESS = 1.2  # factor by which queries and keys are scaled after their norm
-MOST_VALUE = 3.0  # maximum value of the gate of value embeddings; the minimum is 0
+MOST_VALUE = 3.0  # maximum of the value embeddings' gate; the minimum is 0
 
 
 class SwiftAttention(nn.Module):

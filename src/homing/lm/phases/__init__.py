@@ -1,4 +1,4 @@
-"""Defines how the kinds of phases differ: what rows they learn from, and how they are evaluated. One file per kind.
+"""Defines how the kinds of phases differ: which rows they train on, and how they are evaluated. One file per kind.
 
 PHASES    kind of data -> the class for such a phase, imported on first use
 METHODS   which weights are trained: all of them, or adapters on top of frozen ones
@@ -33,7 +33,7 @@ METHODS = ("full", "lora", "qlora")
 
 
 class PhaseWork(Protocol):
-    """The interface through which the training loop uses a phase and its opened data."""
+    """The training loop's interface to a phase and its opened data."""
 
     rows_per_step: int  # number of rows of `context` tokens in a step, summed over all ranks
     can_evaluate: bool  # whether the phase has held-out data
@@ -66,7 +66,7 @@ class Remembers(Protocol):
 
 
 def open_phase(run: Run, phase: Phase, *, data_dir: Path, run_dir: Path) -> PhaseWork:
-    """Open the data of a phase: the phase's own data directory if it has one, else the run's, `data_dir`."""
+    """Open a phase's data, from its own data directory if it has one, else from the run's `data_dir`."""
     check_phases([phase])
     reads = "rl" if phase.kind == "rl" else phase.data.kind if phase.data else "text"
     module, name = PHASES[reads].split(":")

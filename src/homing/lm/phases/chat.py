@@ -1,4 +1,4 @@
-"""Training on conversations: only the assistant's tokens are targets, and packed conversations do not see each other.
+"""Training on conversations: only assistant tokens are targets, and packed conversations cannot attend to each other.
 
 Evaluation measures the loss on held-out conversations, counting only the assistant's tokens.
 """
@@ -88,8 +88,8 @@ class Chat:
             if time.monotonic() - reported_at > _REPORT_EVERY_S:
                 notify(first + len(host[0]), num_rows)
                 reported_at = time.monotonic()
-        # `exam` identifies the validation set, as only losses on the same set are comparable. It is empty if all rows
-        # were read, because then their order does not matter.
+        # `exam` identifies the validation rows, because only losses on the same rows are comparable. It is empty if all
+        # rows were read, because then the selection does not matter.
         exam = f"{num_rows} rows drawn" if num_rows < self._val.num_rows() else ""
         return Evaluation(loss=nats / max(1, count), bits_per_byte=None, num_tokens=count, exam=exam)
 

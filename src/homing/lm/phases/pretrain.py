@@ -55,7 +55,7 @@ class Pretrain:
             )
         self._stream = PackedStream(open_split(data_dir, manifest, "train"), seed=run.seed)
         held_out = manifest.splits.get("val")
-        # Evaluation needs at least two tokens: the first one only serves to predict the second.
+        # Evaluation needs at least two tokens, because the first token is never a target.
         self.can_evaluate = held_out is not None and held_out.num_tokens > 1
         self._val: TokenSplit | None = open_split(data_dir, manifest, "val") if self.can_evaluate else None
         self._token_bytes = load_tokenizer(data_dir / file_names.TOKENIZER).token_bytes()

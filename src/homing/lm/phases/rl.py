@@ -1,7 +1,7 @@
-"""Reinforcement learning: questions -> samples from the current model -> rewards -> make good samples more likely.
+"""Reinforcement learning: questions -> samples from the current model -> rewards -> an update that favors good samples.
 
-    number of rows consumed -> number of the rollout -> its questions and random draws; there is no other state, so a
-    resumed run gets the same questions and draws
+    number of rows consumed -> rollout number -> the rollout's questions and random draws; there is no other state, so
+    a resumed run gets the same questions and draws
 
 Evaluation measures pass@1 and pass@k on questions that are never used in training, always with the same draws.
 """
@@ -129,8 +129,8 @@ class Reinforce:
     def start_log_probs(self, model: Decoder, experience: Experience) -> Tensor | None:
         """Return the targets' log-probabilities under the phase's initial weights, or None if there is no KL term.
 
-        Frozen base weights need no second copy: they are used with the initial adapters, or without adapters if these
-        were new.
+        Frozen base weights need no second copy: they are used with the initial adapters, or without adapters if the
+        phase started with new ones.
         """
         if self.start is not None:
             return log_probs(self.start, experience)
@@ -172,7 +172,7 @@ class Reinforce:
         return np.stack([draws(self.rl.max_new_tokens, *name) for name in rows])
 
     def _held_out(self) -> list[tuple[int, Question]]:
-        """Return held-out questions, in proportion to the tasks' weights; at least one from each task that has any."""
+        """Return held-out questions in proportion to the task weights, with at least one per task if it has any."""
         total = sum(task.weight for task in self.rl.tasks)
         counts = [max(1, round(self.rl.eval_prompts * task.weight / total)) for task in self.rl.tasks]
         return [
@@ -293,8 +293,8 @@ class RlBatches:
             raise IntegrityError(
                 what=f"The checkpoint lacks the samples that step {self._step:,} needs.",
                 why=f"It was saved between two updates on one set of samples, but {SAMPLES} is missing or contains "
-                "another set.",
-                fix="Remove this checkpoint's folder; the run then resumes from the one before it.",
+                "a different set.",
+                fix="Remove this checkpoint's folder; the run then resumes from the previous checkpoint.",
             )
         return kept.to(self._device)
 

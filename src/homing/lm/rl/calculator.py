@@ -6,7 +6,7 @@
 
 Conversations with tools are rendered in the second form. A model uses the form it was trained on. An expression
 consists of numbers, + - * / // % ** and brackets. It is parsed as a syntax tree in which nothing else is allowed: no
-names, no calls, and no numbers that would take long to compute. If it cannot be computed, the result is `error`.
+names, no calls, and no numbers that would take long to compute. If the computation fails, the result is `error`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Grades a completion against the known answer: right or wrong.
 
 number   compare the number after the last ####, else the last number, by value: 1,000 and $1000.00 are equal
-letters  compare the single letters, in order
-text     compare as a number if the answer is a number, else compare words; an answer without words (an emoji, +) must
-         be repeated exactly
+letters  compare the individual letters in order
+text     compare as a number if the answer is a number, else compare words; if the answer contains no words (such as an
+         emoji or +), the completion must match it exactly
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def is_right_number(completion: str, answer: str) -> bool:
 
 
 def is_right_letters(completion: str, answer: str) -> bool:
-    """Compare spelled letters: `c-a-t`, `C A T` and `c, a, t` all spell cat; `cat` does not."""
+    """Return whether the answer's letters are spelled out: `c-a-t`, `C A T` and `c, a, t` spell cat; `cat` does not."""
     return re.findall(r"(?<![^\W\d_])[^\W\d_](?![^\W\d_])", completion.lower()) == answer.lower().split()
 
 
@@ -32,7 +32,7 @@ def is_right_text(completion: str, answer: str) -> bool:
     if _is_number(answer):
         return is_right_number(completion, answer)
     words = _words(answer)
-    if not words:  # otherwise any completion without words would count as right
+    if not words:  # otherwise every completion that has no words would be graded as right
         return bool(answer.strip()) and completion.split() == answer.split()
     return _words(completion) == words
 
@@ -42,7 +42,7 @@ def final_number(text: str) -> Decimal | None:
     found = _NUMBER.findall(after if mark else text)
     if not found:
         return None
-    # The first number after the mark is the answer; ignore everything after it.
+    # The first number after the #### marker is the answer; ignore the rest of the text.
     written = found[0] if mark else found[-1]
     try:
         return Decimal(written.replace(",", "").replace("$", "").replace("\u2212", "-"))

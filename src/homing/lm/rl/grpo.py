@@ -5,9 +5,9 @@
     clipped     weight 0 where A > 0 and r > 1 + clip_high, or A < 0 and r < 1 - clip_low
     KL term     kl * (p_start / p_now - 1), the derivative of the k3 estimate p_start/p_now - 1 - log(p_start/p_now)
 
-The loss of a step is - sum over its tokens of (A r + KL term) log p, divided by the number of tokens of the step, so
-that longer answers have more weight. (A r + KL term) is a constant in the backward pass, so the loss function for text
-is used unchanged.
+A step's loss is - sum over its tokens of (A r + KL term) log p, divided by the step's number of tokens, so that longer
+answers have more weight. (A r + KL term) is a constant in the backward pass, so the loss function for text is used
+unchanged.
 
 Samples become training rows, padded on the right, with targets only where the model chose the token itself:
 
@@ -42,7 +42,7 @@ _EPS = 1e-6
 
 
 def advantages(rewards: Sequence[float | None], group_size: int, *, is_divided: bool) -> list[float]:
-    """Return the advantages of all samples, group after group. A sample without a reward is ignored and gets 0."""
+    """Return the advantage of every sample, group by group. Samples without a reward are ignored and get 0."""
     made: list[float] = []
     for start in range(0, len(rewards), group_size):
         group = rewards[start : start + group_size]
@@ -93,9 +93,9 @@ def token_weights(
 
 # -- samples as training rows ------------------------------------------------------------------------------------------
 
-# The shortest padded row. On the devices listed here, rows are padded to one of a few lengths, because each length is
-# compiled separately: to this number times a power of two, or to a midpoint between two such lengths, so that padding
-# adds at most half. On other devices rows are as long as the longest sample.
+# Minimum length of a padded row, by device type. On these devices rows are padded to one of a few lengths, because each
+# length is compiled separately: this minimum times a power of two, or the midpoint between two such lengths. So padding
+# adds at most half. On other devices all rows are as long as the longest sample.
 _SHORTEST = {"cuda": 128}
 _TOKENS_AT_A_TIME = {"cuda": 65536, "mps": 16384}
 
@@ -143,7 +143,7 @@ def rows_of(
     number: int, prompts: Sequence[Sequence[int]], samples: Sequence[Sample], advantages: Sequence[float],
     *, context: int, device: torch.device,
 ) -> Experience:  # fmt: skip
-    """Build rows from samples; `prompts` has one entry per sample. `num_targets` counts the targets of these rows."""
+    """Build rows from samples; `prompts` has one entry per sample. `num_targets` counts the targets in these rows."""
     longest = max(len(prompt) + len(sample.ids) for prompt, sample in zip(prompts, samples, strict=True)) - 1
     length = min(context, _padded_length(longest, _SHORTEST.get(device.type, 0)))
     ids_RT = torch.zeros(len(samples), length, dtype=torch.int64)

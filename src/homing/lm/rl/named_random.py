@@ -1,9 +1,9 @@
-"""Named random numbers: each depends only on (seed, purpose, numbers), not on anything drawn before.
+"""Named random numbers: each depends only on (seed, purpose, numbers), not on earlier draws.
 
     numbers("sample", seed, step, prompt, sample)  ->  a Philox stream  ->  31-bit integers
 
-So a run draws the same numbers if it is resumed, batched differently or run on a different number of ranks. Tokens are
-sampled with integer arithmetic: probabilities are converted to integers, which have the same cumulative sums in any
+So a run draws the same numbers even if it is resumed, batched differently or run on a different number of ranks. Tokens
+are sampled with integer arithmetic: probabilities are converted to integers, which have the same cumulative sums in any
 order of addition, so that all devices agree.
 
 Shapes: B rows, V vocabulary, C candidates.
@@ -31,14 +31,14 @@ def source(*name: object) -> np.random.Generator:
 def draws(count: int, *name: object) -> NDArray[np.int64]:
     """Return `count` integers of BITS bits.
 
-    They are taken from the raw output of the bit generator, which numpy guarantees never to change.
+    They come from the bit generator's raw output, which numpy guarantees never to change.
     """
     raw: NDArray[np.uint64] = _philox(name).random_raw(count)
     return (raw >> np.uint64(64 - BITS)).astype(np.int64)
 
 
 def pick_rows(logits_BV: Tensor, draws_B: Tensor, *, temperature: float, top_k: int) -> Tensor:
-    """Sample one id per row, using the random draw of each row. Temperature 0 picks the most likely id."""
+    """Sample one id per row, using that row's random draw. Temperature 0 picks the most likely id."""
     if temperature == 0:
         return logits_BV.argmax(dim=-1)
     candidates_BC, ids_BC = logits_BV, None

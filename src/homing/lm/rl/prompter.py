@@ -1,4 +1,4 @@
-"""Builds the prompt for a question, in the turns of the model's own chat template, or in ChatML if it has none.
+"""Builds the prompt for a question, formatted with the model's own chat template, or as ChatML if it has none.
 
     messages -> the text that the template writes around them (turns.json) -> ids, up to where the answer begins
 
@@ -41,15 +41,15 @@ class Prompter:
         if self._turns is None or self._turns.template_sha256 != template_sha256(self._template):
             raise DataError(
                 what="These weights have their own chat template, but it has not been split into turns.",
-                why=f"{file_names.TURNS} is missing from {self._folder}, or belongs to another template.",
+                why=f"{file_names.TURNS} is missing from {self._folder}, or was created from a different template.",
                 fix="Create it: homing prep RUN (If that command reports that the template cannot be split,"
-                " give prompts as ids.)",
+                " provide the prompts as token ids.)",
             )
         return in_turns(self._turns, self._tokenizer, messages)
 
 
 def in_turns(turns: Turns, tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-    """Return the ids of messages in the template's turns.
+    """Return the ids of the messages, formatted as the template's turns.
 
     Text from a message never becomes a special token, even if it looks like one. It is encoded together with the text
     that the template writes around it, up to the next marker, as inference engines do.
@@ -60,9 +60,9 @@ def in_turns(turns: Turns, tokenizer: Tokenizer, messages: Sequence[dict[str, st
     between = [piece for piece in (begin, *joins, turns.end) if piece is not None]
     if len(between) <= len(roles) or roles[-1] != "user":
         raise DataError(
-            what=f"The question {messages[-1]['content'][:60]!r} cannot be asked.",
+            what=f"The question {messages[-1]['content'][:60]!r} cannot be formatted as a prompt.",
             why=f"The model's chat template does not support this order of turns: {', '.join(roles)}.",
-            fix="Remove the question, use only turns that the template supports, or give the question as ids.",
+            fix="Remove the question, use only turns that the template supports, or provide the question as token ids.",
         )
     ids: list[int] = []
     text = ""
@@ -86,7 +86,7 @@ def template_sha256(source: str) -> str:
 
 
 def stop_ids_of(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids that end a sample: those of all end-of-turn and end-of-text tokens in the vocabulary."""
+    """Return the ids that end a sample: every end-of-turn and end-of-text token in the vocabulary."""
     turns = [tokenizer.specials[end] for end in _TURN_ENDS if end in tokenizer.specials]
     return sorted({tokenizer.end_of_text_id, *tokenizer.stop_ids, *turns})
 
@@ -96,8 +96,8 @@ def chatml(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> tuple[in
     if missing:
         raise DataError(
             what="This tokenizer does not support chat.",
-            why=f"It has no {' and no '.join(missing)}, and there is no chat template next to it.",
-            fix="Prepare the data with tokenizer.specials: standard, or give prompts as ids.",
+            why=f"It has no {' and no '.join(missing)}, and its folder contains no chat template.",
+            fix="Prepare the data with tokenizer.specials: standard, or provide the prompts as token ids.",
         )
     start, end = tokenizer.specials[IM_START], tokenizer.specials[IM_END]
     ids = [tokenizer.end_of_text_id]

@@ -1,9 +1,9 @@
 """Provides the questions of an rl phase, read from files (by the rules of `homing.rl_question_files`) or generated.
 
-Questions for arithmetic and spelling are generated, in any number. The same seed gives the same questions. Difficulty:
+Arithmetic and spelling questions are generated, as many as needed. The same seed gives the same questions. Difficulty:
 
-    arithmetic   1 one-digit sums   2 two-digit + and -   3 three-digit + and -, products of one digit
-                 4 two operations   5 brackets, and divisions without remainder
+    arithmetic   1 one-digit sums   2 two-digit + and -   3 three-digit + and -, one-digit products
+                 4 two operations   5 parentheses, and divisions without a remainder
     spelling     1 words of 3 letters   2 of 4-5 letters   3 of 6-7 letters
                  4 and 5 longer words; half of the questions ask how often a letter occurs in the word
 
@@ -28,7 +28,7 @@ from homing.rl_question_files import NO_LINES, Entry, read_entries, shorten_prob
 
 __all__ = ["Order", "Question", "arithmetic", "is_held_out", "read_questions", "spelling"]
 
-_HELD_OUT_OF = 10  # one in this many questions is held out
+_HELD_OUT_OF = 10  # one out of this many questions is held out
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Question:
 
 
 def is_held_out(text: str) -> bool:
-    """Return whether to hold a question out of training. This depends only on its text, not on a seed or an order."""
+    """Return whether to hold a question out of training. This depends only on its text, not on seed or order."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") % _HELD_OUT_OF == 0
 
 
@@ -52,7 +52,7 @@ def read_questions(
         raise DataError(
             what=f"The questions in {path} cannot be read.",
             why=str(exc),
-            fix="In the task, set file: to the path of the questions.",
+            fix="In the task, set file: to the path of the question file.",
         ) from exc
     if sha256 and (found := hashlib.sha256(data).hexdigest()) != sha256:
         raise DataError(
@@ -65,7 +65,7 @@ def read_questions(
         raise DataError(
             what=f"The questions in {path} cannot be used for the task {kind}.",
             why="\n".join(shorten_problems(problems)),
-            fix="Give a file with questions." if problems == [NO_LINES] else "Fix or remove these lines.",
+            fix="Use a file that contains questions." if problems == [NO_LINES] else "Fix or remove these lines.",
         )
     return [_question(entry, tokenizer, prompter) for entry in entries]
 
@@ -140,10 +140,10 @@ _BLOCK = 256
 
 
 class Order:
-    """Maps prompt number n to a task and to the index of a question of that task.
+    """Maps prompt number n to a task and to the index of a question within that task.
 
-    Prompts come in blocks. Each block contains prompts of all tasks in proportion to their weights, shuffled by (seed,
-    block). So the proportions are right throughout training, and any n can be mapped without the previous ones.
+    Prompts come in blocks. Each block contains prompts from every task, in proportion to the task weights, shuffled by
+    (seed, block). So the proportions stay correct throughout training, and any n can be mapped directly.
     """
 
     def __init__(self, weights: Sequence[float], *, seed: int) -> None:
@@ -151,7 +151,7 @@ class Order:
         self._quotas = _quotas(weights)
 
     def at(self, number: int) -> tuple[int, int]:
-        """Return (index of the task, number of questions of that task before this one)."""
+        """Return (task index, number of earlier questions from that task)."""
         block, place = divmod(number, _BLOCK)
         tasks = [task for task, quota in enumerate(self._quotas) for _ in range(quota)]
         order = source("tasks", self._seed, block).permutation(_BLOCK)
@@ -161,7 +161,7 @@ class Order:
 
 
 def _quotas(weights: Sequence[float]) -> list[int]:
-    """Return the number of prompts of each task in a block, rounded by the largest remainder method."""
+    """Return each task's number of prompts per block, rounded by the largest remainder method."""
     shares = [weight / sum(weights) * _BLOCK for weight in weights]
     quotas = [int(share) for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda task: (quotas[task] - shares[task], task))

@@ -1,4 +1,4 @@
-"""Runs one reward.py in a separate process: a line of JSON in, a line of JSON out. Started by `reward`, not imported.
+"""Runs one reward.py in a separate process: a line of JSON in, a line of JSON out. Started by `user_reward`.
 
     argv: FILE, memory in bytes.  First line out: {"ready": true, "not_bounded": [...]} or {"problem": ...}
     then  {"prompt", "completion", "answer"} -> {"reward": 0.5} or {"problem": ..., "line": 12}
@@ -6,10 +6,10 @@
     trainer -> supervisor -> (first process of a new namespace, if the system allows one) -> worker: reward.py
 
 The output of print() goes to stderr, so that it cannot be mistaken for a response. The process has limited memory, none
-of the trainer's environment variables, and no network access if the system allows dropping it. It ends when its parent
-ends. After the worker ends, the supervisor kills every process that the reward left behind, which it can find because
-Linux reparents orphans to it, even after setsid(). This file is started by its path, without homing, so it imports only
-the standard library.
+of the trainer's environment variables, and no network access if the system allows dropping it. It exits when its parent
+exits. After the worker has exited, the supervisor kills every process that the reward left behind. It can find them,
+because Linux reparents orphans to the supervisor, even after setsid(). This file is run by its path, without the homing
+package, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def main() -> None:
 def isolate() -> tuple[list[str], bool]:
     """Drop privileges that a reward does not need, and create a process namespace if possible.
 
-    Returns what could not be isolated, and whether there is a namespace. All processes in a namespace end together with
-    its first process.
+    Returns the names of what could not be isolated, and whether a namespace was created. All processes in a namespace
+    end together with its first process.
     """
     try:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -171,7 +171,7 @@ def load(path: str) -> Callable[[str, str, str], Any]:
 
 
 def problem_of(error: BaseException, path: str) -> dict[str, Any]:
-    """Return the error as a response, with the last line of the user's file in the traceback."""
+    """Return the error as a response, with the line number in the user's file where it occurred."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     if isinstance(error, SyntaxError) and error.filename == path and error.lineno:
         lines.append(error.lineno)

@@ -1,8 +1,8 @@
-"""Metrics of each rl step, pass@k, and detection of a collapse.
+"""Metrics for each rl step, pass@k, and collapse detection.
 
-collapse           for `collapse_steps` steps in a row, every group has equal rewards, or nearly every sample is empty,
-                   or nearly every sample is truncated, or the entropy is close to zero; reported once each time
-learned nothing    reported at the end if in every step all groups had equal rewards
+collapse           for `collapse_steps` steps in a row, the rewards in each group are equal, or nearly every sample is
+                   empty, or nearly every sample is truncated, or the entropy is close to zero; reported once each time
+learned nothing    reported at the end if, in every step, the rewards within each group were equal
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
 
 
 def summary(graded: Sequence[Graded], group_size: int, *, pass_reward: float) -> dict[str, float]:
-    """Return metrics of the samples of a step, the most informative metrics first."""
+    """Return metrics for a step's samples, the most informative ones first."""
     rewards = [one.reward for one in graded if one.reward is not None]
     groups = [graded[start : start + group_size] for start in range(0, len(graded), group_size)]
     known = [[one.reward for one in group if one.reward is not None] for group in groups]

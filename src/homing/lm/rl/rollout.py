@@ -4,12 +4,12 @@
     -> [ one token of each row -> on the host: is it a stop token, does it end a calculator call, what comes next ] ...
 
 Each row has its own position, so no prompt waits for another. Finished rows are still computed but ignored, so that
-shapes stay the same. The last token of a prompt is the first that the loop reads, so the prefill needs no logits. The
-caller supplies the random draws of each row (see `named_random`). Rows do not depend on each other.
+shapes stay the same. The loop starts with each prompt's last token, so the prefill needs no logits. The caller supplies
+each row's random draws (see `named_random`). Rows do not depend on each other.
 
 Sampling uses a copy of the weights in the compute dtype (`lean_copy`), because a step reads every weight to generate
-one token per row. fp32 weights would be twice as much to read and would have to be cast in each step. The results are
-the same, because the weights would be cast to that dtype anyway.
+one token per row. With fp32 weights, each step would read twice as many bytes and would have to cast them. The results
+are the same, because the weights would be cast to that dtype anyway.
 
 Shapes: P prompts, B rows, V vocabulary, N new tokens, T positions of the longest prompt.
 """
@@ -196,7 +196,7 @@ class Sampler:
 
 
 class _Rows:
-    """The state of each row on the host. The last token and its position are the input of the next step."""
+    """The state of each row on the host. A row's last token and its position are the next step's input."""
 
     def __init__(self, prompts: list[list[int]], num_new: int) -> None:
         self.last = np.array([ids[-1] for ids in prompts], dtype=np.int64)
@@ -251,7 +251,7 @@ class _Rows:
 
 
 def _embedded_before_last(model: Decoder, ids_PT: Tensor, lengths: list[int], repeats: int) -> Tensor:
-    """Return the embedding of each prompt's second-to-last token. `swift` adds a part of it to the last one's."""
+    """Return each prompt's second-to-last token embedding, part of which `swift` adds to the last token's embedding."""
     before = torch.tensor([[max(0, length - 2)] for length in lengths], device=ids_PT.device)
     x_P1D = look_up(ids_PT.gather(1, before), model.model.embed_tokens.weight, model.compute_dtype)
     x_P1D = nn.functional.rms_norm(x_P1D, x_P1D.shape[-1:], eps=model.shape.norm_eps)

@@ -40,7 +40,7 @@ _MOST_TRIES = 1000
 
 
 class Asked:
-    """A task. Prompts of more than `room` tokens are left out and counted in `num_too_long`."""
+    """A task. Prompts with more than `room` tokens are skipped and counted in `num_too_long`."""
 
     def __init__(
         self, task: RlTask, number: int, *, seed: int, tokenizer: Tokenizer, prompter: Prompter, data_dir: Path,
@@ -81,7 +81,7 @@ class Asked:
         return float(JUDGES[self.task.kind](completion, question.answer))
 
     def _made(self, split: str, count: int) -> Question:
-        # Held-out questions do not depend on the run's seed, so that two runs are evaluated on the same ones.
+        # Held-out questions do not depend on the run's seed, so that all runs are evaluated on the same questions.
         seed = self._seed if split == "train" else 0
         make = MAKERS[self.task.kind]
         for attempt in range(_MOST_TRIES):
@@ -94,7 +94,7 @@ class Asked:
         ids = self._prompter.ids([{"role": "user", "content": text}])
         if len(ids) > self._room:
             raise DataError(
-                what=f"A question of {self.task.kind} does not fit the context.",
+                what=f"A question from the task {self.task.kind} does not fit in the context.",
                 why=f"{text!r} has {len(ids)} tokens, but answer_tokens leaves only {self._room}.",
                 fix="Lower answer_tokens or the difficulty, or increase model.context.",
             )
@@ -190,7 +190,7 @@ class Judging:
         self._open.close()
 
     def judge(self, asked: Sequence[tuple[int, Question]], samples: Sequence[Sample]) -> list[float | None]:
-        """Return the reward of each sample, or None if its reward.py failed. `asked` has its task and question."""
+        """Return each sample's reward, or None if its reward.py failed. `asked` holds (task number, question) pairs."""
         texts = [self._text(sample) for sample in samples]
         rewards: list[float | None] = [
             None if task in self._own else self._tasks[task].judge(text, question)

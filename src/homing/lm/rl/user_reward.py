@@ -4,8 +4,8 @@
             <- a number for each sample, or the error and its line in the file
 
 Each call has a deadline. If the deadline passes, the process and all its descendants are killed, and a new process is
-started for the next call. If the reward of a sample fails, the sample is ignored. If all rewards of a step fail, the
-run stops and reports why.
+started for the next call. If the reward function fails on a sample, that sample is ignored. If it fails on all samples
+of a step, the run stops and reports why.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["OwnReward"]
 _START_S = 60.0  # time limit for starting the process, including the imports in reward.py
 _KILL_S = 5.0
 _LAST_WORD_S = 2.0
-_MOST_ANSWER_BYTES = 1 << 16  # a response is a number, or an error of up to 500 characters
+_MOST_ANSWER_BYTES = 1 << 16  # a response contains a number, or an error message of up to 500 characters
 _PROCESS = Path(__file__).with_name("reward_process.py")
 
 
@@ -153,7 +153,7 @@ class OwnReward:
         child, self._child = self._child, None
         if child is None:
             return
-        # Kill the supervisor last: while it runs, orphaned processes become its children and can be found.
+        # Kill the supervisor last: while it runs, `kill_descendants` finds orphans, as they become its children.
         kill_descendants(child.pid, _KILL_S)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)

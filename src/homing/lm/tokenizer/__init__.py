@@ -2,9 +2,9 @@
 
     train_bpe     documents            -> merges           (rustbpe)
     write_files   merges               -> tokenizer.json and the accompanying files that other tools read; also the
-                                          patterns by which text is split
-    encode        batches of documents -> ids, many MB/s   (gigatoken, compared with tokenizer.json at each start), or
-                                          with a third-party tokenizer (`tokenizers`, slower)
+                                          regular expressions that split text into words
+    encode        batches of documents -> ids, many MB/s   (gigatoken, verified against `tokenizers` at each start);
+                                          third-party tokenizers may need `tokenizers`, which is slower
     tokenizer     tokenizer.json       -> Tokenizer; our special tokens and chat template
 
 `load_tokenizer` needs only `tokenizers` and the standard library: the trainer, `generate` and `chat` use it.

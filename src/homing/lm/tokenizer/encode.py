@@ -1,13 +1,13 @@
 """Encodes documents at full speed with gigatoken, loaded from tokenizer.json without its special tokens.
 
-With the special tokens, text that spells <|endoftext|> would become the control id. Leaving them out does not change
-any other id, because the vocabulary defines the ids; special ids are simply never produced.
+With them, text that spells <|endoftext|> would be encoded as the special id. Leaving them out does not change any other
+id, because the vocabulary defines the ids; special ids are simply never produced.
 
 gigatoken is young, so it is verified: at each start `prove` also encodes difficult strings and the beginning of the
 user's own text with `tokenizers`, and a single different id stops the run. There is no fallback encoder, because shards
 must not depend on which encoder happened to work. The one known difference, letters of Unicode 17, is handled per
-document. Third-party tokenizers, which gigatoken may not support, use `TheirEncoder`; tokenizer.json alone decides
-which one encodes, before anything is read.
+document. Third-party tokenizers, which gigatoken may not support, use `TheirEncoder`; tokenizer.json alone determines
+which encoder is used, before any text is read.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Encoder:
                 if self._num_encoding:
                     self._turn.wait()
                 else:
-                    # Free the old one before creating the new one: having both was the memory peak of a long prep.
+                    # Free the old backend first: two at once caused the peak memory use of a long prep.
                     self._backend = None
                     release_free_memory()
                     self._backend, self._num_bytes = self._load(), 0
@@ -112,7 +112,7 @@ class Encoder:
     def _encode_by_parts(
         self, documents: Sequence[bytes], odd: list[int]
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """Like `encode`, but `tokenizers` encodes the parts with new letters of the documents with indices `odd`."""
+        """Like `encode`, but use `tokenizers` for the parts with new letters in the documents with indices `odd`."""
         split = {number: parts_by_new_letters(documents[number]) for number in odd}
         parts = [split.get(number, [(False, document)]) for number, document in enumerate(documents)]
         ids, starts = self.encode([part for row in parts for is_odd, part in row if not is_odd])
@@ -130,7 +130,7 @@ class Encoder:
         return np.concatenate(rows), np.cumsum([0, *map(len, rows)], dtype=np.int64)
 
     def prove(self, documents: Sequence[bytes]) -> Proof:
-        """Start comparing AWKWARD and `documents` with `tokenizers`.
+        """Start a comparison with `tokenizers` on AWKWARD and `documents`.
 
         The caller checks the returned proof from time to time and at the end.
         """
@@ -149,16 +149,16 @@ class Encoder:
 
         try:
             return load_hf_json(self._json)
-        except Exception as exc:  # the package raises whatever its parser raises
+        except Exception as exc:  # the package passes on any exception from its parser
             raise DataError(
                 what=f"Cannot load the tokenizer {self._path}.",
                 why=str(exc),
-                fix="Remove it from the settings; prep then trains a new tokenizer.",
+                fix="Remove tokenizer.file (or --tokenizer), so that homing prep trains a new tokenizer.",
             ) from exc
 
 
 class Proof:
-    """The comparison, in its own thread: `tokenizers` takes longer to load than the first chunks take to encode."""
+    """Compares the ids in a separate thread, as loading `tokenizers` takes longer than encoding the first chunks."""
 
     def __init__(
         self, encoder: str, reference: Callable[[], Tokenizer], texts: list[bytes], rows: list[list[int]]
@@ -197,11 +197,12 @@ def _not_identical(encoder: str, text: bytes, got: list[int], wanted: list[int])
 
 # -- letters and digits added in Unicode 17 ----------------------------------------------------------------------------
 
-# gigatoken knows these, `tokenizers` does not yet. Next to another character, the two libraries split text differently,
-# and ids may differ from there on. `tokenizers` defines the meaning of tokenizer.json, so it encodes the part of a
-# document around such a character. They are very rare in real text: unusual ideographs, and newly added scripts.
+# gigatoken supports these characters, but `tokenizers` does not yet. Next to other characters, the two libraries split
+# such text differently, and all ids after that point may differ. `tokenizers` defines the meaning of tokenizer.json, so
+# it encodes the part of a document around such a character. These characters are very rare in real text: unusual
+# ideographs, and newly added scripts.
 #
-# First and last of each range; found by encoding every Unicode character with both libraries, as a test does again.
+# First and last of each range, found by encoding every Unicode character with both libraries; a test repeats this.
 NEW_LETTERS = [
     *[(0x088F, 0x088F), (0x0C5C, 0x0C5C), (0x0CDC, 0x0CDC), (0xA7CE, 0xA7CF), (0xA7D2, 0xA7D2), (0xA7D4, 0xA7D4)],
     *[(0xA7F1, 0xA7F1), (0x10940, 0x10959), (0x10EC5, 0x10EC7), (0x11DB0, 0x11DDB), (0x11DE0, 0x11DE9)],
@@ -222,19 +223,19 @@ _SPACE = re.compile(rb" (?<=[A-Za-z] )(?=[A-Za-z])")
 
 
 def has_new_letter(document: bytes) -> bool:
-    """Return whether `document`, which must be UTF-8, contains one of these characters."""
+    """Return whether `document`, which must be UTF-8, contains a character in NEW_LETTERS."""
     if document.isascii() or not any(byte in document for byte in _FIRST_BYTES):
         return False
-    if len(document) > 1000:  # not worth it for short documents
+    if len(document) > 1000:  # for short documents this check is not worth the effort
         data = np.frombuffer(document, dtype=np.uint8)
-        at = np.flatnonzero(data >= 0xE0)  # three or four bytes, so there is a second one
+        at = np.flatnonzero(data >= 0xE0)  # the character has three or four bytes, so a second byte exists
         if not _IS_START[(data[at].astype(np.uint16) << 8) | data[at + 1]].any():
             return False
     return _ANY.search(document.decode()) is not None
 
 
 def parts_by_new_letters(document: bytes) -> list[tuple[bool, bytes]]:
-    """Split the document into parts with (True) and without new letters; their concatenated ids are the document's."""
+    """Split the document into parts with (True) and without new letters, which can be encoded independently."""
     parts: list[tuple[bool, bytes]] = []
     for line in _cut(document, _LINE_END, 1):
         if has_new_letter(line):
@@ -252,7 +253,7 @@ def _cut(text: bytes, border: re.Pattern[bytes], offset: int) -> list[bytes]:
 
 # -- third-party tokenizers --------------------------------------------------------------------------------------------
 
-# Text encoded at once, per core: enough to keep all cores busy without using much memory.
+# Bytes of text per core to encode at once: enough to keep all cores busy without using much memory.
 _BATCH_BYTES_PER_CORE, _MOST_CORES = 512 << 10, 16
 
 
@@ -260,12 +261,12 @@ class TheirEncoder:
     """Encodes with `tokenizers` itself, for third-party tokenizers whose split pattern gigatoken does not know.
 
     A document is encoded whole, never in parts, so that the split pattern and the normalizer see all of its text.
-    Documents are bounded in size (text/documents), and a batch holds a few of them, so memory is bounded too: an
-    encoding takes far more memory than its ids, and is freed before the next batch. `tokenizers` uses all cores for a
-    batch.
+    An encoding takes far more memory than its ids. But documents have a maximum size (text/documents), a batch contains
+    only a few documents, and its encodings are freed before the next batch, so memory use is bounded. `tokenizers` uses
+    all cores for a batch.
 
-    An order of magnitude slower than gigatoken, so prep reports when it is used. Like gigatoken, it never produces
-    special ids.
+    This encoder is an order of magnitude slower than gigatoken, so prep reports when it is used. Like gigatoken, it
+    never produces special ids.
     """
 
     def __init__(self, path: str | os.PathLike[str], end_id: int | None = None) -> None:
@@ -282,7 +283,7 @@ class TheirEncoder:
         return ids, np.cumsum([0, *sizes], dtype=np.int64)
 
     def prove(self, documents: Sequence[bytes]) -> Proof:
-        """Verify that each text gets the same ids in a batch as on its own; like `Encoder.prove`."""
+        """Like `Encoder.prove`, but verify that each text gets the same ids in a batch as on its own."""
         texts = [text.encode() for text in AWKWARD] + list(documents)
         rows = [row.tolist() for row in self._rows(texts)]
         return Proof("a batch of tokenizers", lambda: self._tokenizer, texts, rows)

@@ -1,4 +1,4 @@
-"""Loads tokenizer.json: encode, decode, and the facts that training needs.
+"""Loads tokenizer.json: encoding, decoding, and the properties that training needs.
 
 Our special tokens have the ids 0, 1, 2, ... before the 256 bytes and the merges. `standard` has all sixteen, so that
 chat and tools need no new embedding rows later; `one` has only <|endoftext|>, so that a vocabulary of N has N - 257
@@ -59,8 +59,8 @@ SPECIALS: dict[str, list[str]] = {
     "standard": [END_OF_TEXT, IM_START, IM_END, PAD, *_TOOLS, *_RESERVED],
 }
 
-# ChatML, with <|endoftext|> first as before every document, and tools in their own special tokens. Deliberately plain
-# Jinja (no generation tag, no filters but tojson), so that every inference engine can render it.
+# ChatML that starts with <|endoftext|>, like every document, and marks tool calls with their own special tokens.
+# Deliberately plain Jinja (no generation tag, no filters but tojson), so that every inference engine can render it.
 CHAT_TEMPLATE = """\
 {{- bos_token }}
 {%- if tools %}
@@ -128,7 +128,7 @@ def as_text(token: bytes) -> str:
     return "".join([BYTE_TO_CHAR[byte] for byte in token])
 
 
-# Used by our and Qwen's tokenizers; by Llama 3's; by Llama 2's and Mistral's. The first one present counts.
+# Document tokens, by precedence: those of our and Qwen's tokenizers, of Llama 3's, of Llama 2's and Mistral's.
 DOCUMENT_MARKS = (END_OF_TEXT, "<|begin_of_text|>", "<s>")
 TEXT_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")
 
@@ -146,12 +146,12 @@ class Tokenizer:
         self.vocab_size: int = backend.get_vocab_size()
         if backend.id_to_token(self.vocab_size - 1) is None:  # a third-party tokenizer with gaps in its ids
             self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values())
-        # The token before a document; in most model families it also ends one.
+        # The token before each document; in most model families it also ends documents.
         self.end_of_text_id = specials[document_mark(specials)]
         self.stop_ids = [specials[mark] for mark in TEXT_ENDS if mark in specials] or [self.end_of_text_id]
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of the text alone; never a special id, whatever the text says."""
+        """Return the ids of the text, and never a special id, even if the text spells a special token."""
         with panics_as_errors(self._path):
             return list(self._backend.encode(text, add_special_tokens=False).ids)
 
@@ -161,7 +161,7 @@ class Tokenizer:
             return [list(row.ids) for row in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int], *, skip_specials: bool = False) -> str:
-        """Return the text, with special tokens by name unless skipped; invalid bytes become U+FFFD."""
+        """Return the text. Special tokens are written out by name unless skipped; invalid bytes become U+FFFD."""
         with panics_as_errors(self._path):
             return str(self._backend.decode(list(ids), skip_special_tokens=skip_specials))
 
@@ -181,7 +181,7 @@ def document_mark(specials: Iterable[str]) -> str:
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """Load a tokenizer from tokenizer.json, or from the folder that holds it."""
+    """Load a tokenizer from tokenizer.json, or from the folder that contains it."""
     from tokenizers import Tokenizer as Backend
 
     if os.path.isdir(path):
@@ -218,13 +218,13 @@ def _is_added_token(entry: Any) -> bool:
 
 
 def read_tokenizer_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the parsed and checked file. The result is cached, so copy it before changing it."""
+    """Return the parsed and validated tokenizer.json. The result is cached, so copy it before changing it."""
     try:
         data = _parse(read_tokenizer_bytes(path))
     except FileNotFoundError as exc:
         raise DataError(
             what=f"No tokenizer at {os.fspath(path)}.",
-            why="Tokens are meaningless without the tokenizer that made them.",
+            why="Token ids are meaningless without the tokenizer that produced them.",
             fix="Create one with homing prep RUN; a fetched checkpoint includes its own.",
         ) from exc
     except (OSError, ValueError, RecursionError) as exc:
@@ -264,5 +264,5 @@ def panics_as_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         raise DataError(
             what=f"{os.fspath(path)} cannot encode this text.",
             why=f"The tokenizers package failed: {str(exc) or 'it panicked'}.",
-            fix="Use another tokenizer; the regular expression of this one is invalid or too slow for this text.",
+            fix="Use a different tokenizer. This tokenizer's regular expression is invalid or too slow for this text.",
         ) from exc

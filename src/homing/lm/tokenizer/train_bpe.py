@@ -2,9 +2,9 @@
 
     documents -> rustbpe -> token bytes in the order they were merged -> (left, right) pairs
 
-rustbpe returns ranks only; the two halves of a token are recovered by merging its bytes with the tokens before it,
-which is also how a reader of tokenizer.json builds it. A token that cannot be recovered that way, or that another pair
-has already produced, is left out and replaced by one from a small reserve.
+rustbpe returns only ranks. The two halves of a token are recovered by merging its bytes using earlier tokens, just as
+readers of tokenizer.json build the token. A token that cannot be recovered that way, or that another pair has already
+produced, is left out and replaced by one from a small reserve.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from homing.lm.tokenizer.write_files import pattern_named
 __all__ = ["MAX_SAMPLE_BYTES", "MIN_VOCAB", "learn_merges", "replay_merges", "too_little_text"]
 
 MIN_VOCAB = 256
-# rustbpe counts in 32 bits: in this much text no count can overflow.
+# rustbpe uses 32-bit counts, which cannot overflow in this much text.
 MAX_SAMPLE_BYTES = 2_000_000_000
 _NUM_RESERVE = 256
 # rustbpe buffers a fixed number of texts regardless of their size; empty texts fill up a buffer that has reached its
 # byte limit.
 _BUFFER_TEXTS = 2048
 _BUFFER_BYTES = 16 << 20
-# rustbpe's regex engine backtracks on the stack: a million spaces in one text crash it. Parts of this size do not.
+# rustbpe's regex engine backtracks on the stack: a million spaces in one text crash it. Parts of this size are safe.
 _PART_BYTES = 64 << 10
 
 
@@ -35,7 +35,7 @@ def learn_merges(documents: Iterable[bytes], *, num_merges: int, split: str) -> 
     import rustbpe
 
     if not num_merges:
-        for _ in documents:  # iterate anyway: this is how the caller checks its text
+        for _ in documents:  # iterate anyway, because the caller's iterator also checks its text
             pass
         return []
     trainer = rustbpe.Tokenizer()

@@ -8,7 +8,7 @@ large blocks   After one is freed, blocks of its size come from the heap instead
 one heap each  A chunk of text is read by one thread, encoded by a second and freed by a third, and each of their heaps
                stays as large as it was at its peak. `release_free_memory` returns the free part.
 
-Other C libraries have neither this behavior nor these calls; there, nothing is done.
+Other C libraries have neither this behavior nor these calls, so with them this module does nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from typing import Any
 
 __all__ = ["keep_large_blocks_out", "release_free_memory"]
 
-# Larger than the blocks allocated for each chunk of text, which are faster from the heap; smaller than a grown table.
+# Larger than the blocks allocated for each chunk of text, because allocating those from the heap is faster, but smaller
+# than gigatoken's tables once they have grown.
 _LARGE_BYTES = 4_000_000
 # mallopt's parameters, from malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def keep_large_blocks_out() -> None:
-    """Make large blocks come from the system, for the whole process from now on."""
+    """From now on, allocate this process's large blocks directly from the system."""
     glibc = _glibc()
     if glibc is not None:
         glibc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)

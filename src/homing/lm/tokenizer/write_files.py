@@ -7,8 +7,8 @@ vocab.json, merges.txt  the same vocabulary in GPT-2's two files
 
 A third-party tokenizer keeps its own accompanying files (METADATA_FILES) instead.
 
-Text is split into words before merging, by one of two regular expressions and no others. Every reader of tokenizer.json
-must support them: rustbpe and `tokenizers` accept any expression, but gigatoken and llama.cpp know only certain ones by
+Before merging, text is split into words by one of exactly two regular expressions. Every reader of tokenizer.json must
+support them: rustbpe and `tokenizers` accept any expression, but gigatoken and llama.cpp know only certain ones by
 name, so a custom expression would train here and load nowhere else.
 """
 
@@ -66,11 +66,11 @@ class Facts:
     """The checked properties of a tokenizer.json that prep needs."""
 
     vocab_size: int
-    specials: list[str]  # ordered by id; in ours the ids are 0, 1, ...
+    specials: list[str]  # ordered by id; in our own tokenizers the ids are 0, 1, ...
     split: str  # gpt4, gpt2, or OWN_SPLIT
     num_merges: int
     mark_id: int = 0  # put before each document
-    end_id: int | None = None  # put after each document, if the model family has a token only for that
+    end_id: int | None = None  # put after each document, if the model family has a separate token for this
     why_slow: str = ""  # why only `tokenizers` can encode with it; "" if gigatoken can
 
 
@@ -123,7 +123,7 @@ def write_extras(folder: Path) -> None:
 
 
 def read_facts(path: Path) -> Facts:
-    """Read the facts of any byte-level BPE: ours, which the fast encoder supports, or a third-party one."""
+    """Read the properties of a byte-level BPE tokenizer: our own, which gigatoken supports, or a third-party one."""
     data = read_tokenizer_json(path)
     numbers = specials_of(data, path)
     _refuse_losing(data, path)
@@ -170,7 +170,9 @@ def _refuse_losing(data: dict[str, Any], path: Path) -> None:
         why = "It drops merges at random (dropout), so the same text would give different ids each time."
     if why:
         raise DataError(
-            f"homing cannot use {path}.", why=why, fix="Remove it from the settings; prep then trains a new tokenizer."
+            f"homing cannot use {path}.",
+            why=why,
+            fix="Remove tokenizer.file (or --tokenizer), so that homing prep trains a new tokenizer.",
         )
 
 
@@ -190,7 +192,7 @@ def pattern_named(name: str) -> str:
         raise DataError(
             what=f"Unknown split: {name!r}",
             why=f"Known: {', '.join(SPLITS)}. The encoder and llama.cpp support no others.",
-            fix="Set the split of the tokenizer to gpt4 or gpt2.",
+            fix="Set tokenizer.split to gpt4 or gpt2.",
         )
     return SPLITS[name]
 
@@ -210,7 +212,7 @@ def _pre_tokenizer_named(name: str) -> Any:
 
 
 def name_of_split(pre_tokenizer: Any) -> str | None:
-    """Return which of our split patterns a `pre_tokenizer` of tokenizer.json is, or None."""
+    """Return the name of the split pattern in tokenizer.json's `pre_tokenizer`, or None if it is not one of ours."""
     if not isinstance(pre_tokenizer, dict):
         return None
     if pre_tokenizer.get("type") == "ByteLevel":

@@ -1,4 +1,4 @@
-"""Applies and reports the decisions of `landing.Pilot`: a landing starts, moves, is called off, or ends.
+"""Applies and reports the decisions of `landing.Pilot`: a landing starts, moves, is cancelled, or ends.
 
 `landing` only computes; this module turns its decisions into training state and messages. It stores no training state:
 the loop passes the state in and gets the new one back.

@@ -1,6 +1,6 @@
 """Builds everything a phase needs to train: its data, the model with its initial weights, and the optimizer.
 
-Initial weights: those of init_from, else of the previous phase, else the run's open weights, else random ones.
+Initial weights come from init_from, else the previous phase, else the run's open weights; otherwise they are random.
 
 full          all weights are trained, in fp32
 lora, qlora   the base weights are frozen, in 16 or 4 bits, and adapters are trained on top of them. If the previous
@@ -45,7 +45,7 @@ from homing.wire.run_json import Lora, Phase, Run
 __all__ = ["Built", "Loading", "build", "describe_start", "load_model", "start_of"]
 
 OFFLOADS_FROM = ("cuda",)  # device types with memory separate from the host's
-# maximum share of the host's free memory to use for optimizer state, as pinned memory cannot be swapped out
+# maximum share of the host's free memory to use for optimizer state, because pinned memory cannot be swapped out
 _HOST_SHARE = 0.9
 
 
@@ -164,7 +164,7 @@ def start_of(session: Loading, phase: Phase, previous: Path | None) -> Path | No
 
 
 def describe_start(session: Loading, start: Path) -> str:
-    """Return a description of the initial weights for a message: where the user has them, and what trained them."""
+    """Return a description of the initial weights for messages: where the user can find them, and what trained them."""
     base, run_dir = session.run.base, session.run_dir.resolve()
     if base and start == (session.run_dir / base.dir).resolve():
         return base.address
@@ -218,9 +218,9 @@ def _adapted_model(
     storage = lora.storage_for(phase.method, precision)
     before = _adapter_of(session, start, phase.init_base) if (start / file_names.ADAPTER).is_file() else None
     continues = before is not None and lora.is_same(before.settings, phase.lora)
-    # When training continues with existing adapters, keep the base they were trained on. If they were merged into it,
-    # they would be rounded with it (in 4 bits they would mostly be lost). Also, other tools can load a single adapter
-    # on top of open weights.
+    # When training continues with existing adapters, keep the base they were trained on. Merging the adapters into the
+    # base would round them along with it (in 4 bits they would mostly be lost). Also, other tools can load a single
+    # adapter on top of open weights.
     folder = before.base if before and continues else start
     model, base_sha256 = _frozen_model(session, folder, storage, base_dir="" if continues else phase.init_base)
     if before and continues:
@@ -234,7 +234,7 @@ def _adapted_model(
     adapter_config = {
         **lora.adapter_config(phase.lora, address),
         **{"homing_base_sha256": base_sha256, "homing_base_dir": os.path.relpath(folder, session.run_dir)},
-        # The index of the base in the lineage. It is several stages back if training continued with earlier adapters.
+        # The base's index in the lineage. The base is several stages back if training continued with earlier adapters.
         "homing_base_stage": before.base_stage if before and continues else len(lineage) - 1,
     }
     return model, {file_names.ADAPTER_CONFIG: json.dumps(adapter_config, indent=1).encode()}
@@ -255,7 +255,8 @@ class _Adapter:
 def _adapter_of(session: Loading, start: Path, base_dir: str = "") -> _Adapter:
     """Load and verify the adapter of a checkpoint.
 
-    `base_dir` is the folder of the base weights if the adapter is from another run. Checkpoints of this run record it.
+    `base_dir` is the folder of the base weights if the adapter is from another run. This run's own checkpoints record
+    it.
     """
     card = read_card(start)
     verify_files(start, card)  # optimizer state is not checked, because an uploaded or fetched adapter has none
@@ -284,7 +285,7 @@ def _merged_model(session: Loading, start: Path, base_dir: str, device: torch.de
 def _frozen_model(
     session: Loading, folder: Path, storage: str, device: torch.device | None = None, *, base_dir: str = ""
 ) -> tuple[Decoder, str]:
-    """Load weights as a frozen model stored as `storage`; return the model and the hash of its weights.
+    """Load weights into a frozen model with the storage format `storage`; return the model and the hash of its weights.
 
     If `folder` contains an adapter, it is first merged into its base (in the folder `base_dir`). This happens in host
     memory, because the GPU may have room only for weights in 16 or 4 bits.

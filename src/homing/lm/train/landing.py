@@ -6,8 +6,8 @@
     0                                   begin      end                       deadline
 
 The deadline is known from the first step, so the decay begins as late as possible while keeping its planned share of
-the run. Until it begins, the end moves in either direction with the measured speed; afterwards only to an earlier step,
-because steps at a lowered learning rate cannot be taken back. This module decides; the loop acts.
+the run. Until it begins, the end moves in either direction with the measured speed; afterwards it moves only to an
+earlier step, because steps at a lowered learning rate cannot be undone. This module decides; the loop acts.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _RECENT = 15  # number of recent steps for the estimate shown to users, which sh
 _ENOUGH = 2  # number of measured steps before any decision; the first step includes compiling and is never counted
 _SURE = 5  # number of measured steps before the end is announced to users
 _DOUBT = 1.25  # safety factor for the duration of the work after the last step: the last save may be the slowest
-# Seconds added to the duration of the work after the last step, for deleting old checkpoints and a slow disk. They must
-# exceed the reserve of `ControlRequests.stop`, which would otherwise cut the landing short.
+# Seconds added to the duration of the work after the last step, to allow for a slow disk and for deleting old
+# checkpoints. They must exceed the reserve of `ControlRequests.stop`, which would otherwise cut the landing short.
 _SPARE_S = 3.0
 # Safety factor for the step time before the decay begins: moving the end during the decay makes it steeper.
 _STEP_DOUBT = 1.03
@@ -41,21 +41,21 @@ _FORWARD_SHARE = 0.5
 # Time per token in evaluation, relative to training, for the estimate shown to users: without the backward pass, which
 # takes twice as long as the forward pass.
 _LIKELY_SHARE = 1 / 3
-_REMEMBERED = 4  # number of recent durations remembered for evaluations, for saves and for sampling
+_REMEMBERED = 4  # number of recent durations stored for each kind of work: evaluation, save, sampling
 _DISK_BYTES_PER_S = 50e6  # disk speed assumed until a save is measured: a slow disk, with fsync and reading back
-_RAISED_S = 20.0  # a deadline that moves by more than this was changed by a person, not by a new estimate
+_RAISED_S = 20.0  # a deadline that moves by more than this was changed by the user, not by a new estimate
 
 
 @dataclass
 class Rates:
-    """The speed of this machine's disk, copies and sampling, carried from one phase to the next.
+    """This machine's disk, copy and sampling speeds, passed on from phase to phase.
 
     Each save and each sampling updates these rates; the defaults are typical of rented machines. They are used to
-    estimate likely durations; deadlines are computed with more pessimistic values.
+    estimate likely durations; for deadlines, `Pace` uses more pessimistic values.
     """
 
     disk_bytes_per_s: float = 400e6  # rate of writing, syncing and hashing a checkpoint
-    copy_bytes_per_s: float = 4e9  # rate of copying a checkpoint to host memory, the only part training waits for
+    copy_bytes_per_s: float = 4e9  # rate of copying a checkpoint to host memory; training waits only for this copy
     # time for one sampled token to pass through one layer, without CUDA graphs (benchmarks/results/rl.json)
     layer_s: float = 1.5e-3
 
@@ -75,7 +75,7 @@ class _Seen:
         self._seconds.append(seconds)
 
     def likely_s(self, guess: float) -> float:
-        """Return the likely next duration, where `guess` is an estimate made before anything was measured.
+        """Return the likely next duration. `guess` is an estimate that was made before anything was measured.
 
         The first evaluation, save or sampling also allocates buffers and loads kernels and may take ten times as long.
         Therefore a single measurement is averaged geometrically with the guess. Later the median is used instead.
@@ -119,7 +119,7 @@ class Pace:
         self._guessed_save_s = checkpoint_bytes / _DISK_BYTES_PER_S
 
     def know(self, step_s: float) -> None:
-        """Set a step duration from a checkpoint, to be used until the first step on this machine has been measured."""
+        """Set the step duration from a checkpoint, to use until the first step on this machine has been measured."""
         self._known_step_s = step_s
 
     def step(self, seconds: float) -> None:
@@ -162,7 +162,7 @@ class Pace:
 
     @property
     def is_measured(self) -> bool:
-        """Whether a save has been measured, and an evaluation too if the phase has any."""
+        """Whether a save has been measured, and also an evaluation if the phase has any evaluations."""
         return self._save_s is not None and (self._eval_s is not None or not self._can_evaluate)
 
     @property
@@ -201,14 +201,14 @@ class Pace:
 
     @property
     def finish_s(self) -> float:
-        """Pessimistic estimate of the seconds from the end of the last step until the phase is complete."""
+        """A pessimistic estimate of how many seconds pass from the end of the last step until the phase is complete."""
         return _DOUBT * (self.eval_s + self.save_s + self.sample_s) + _SPARE_S
 
     def to_go_s(self, step: int, end_step: int) -> float | None:
         """Return the likely number of seconds until the phase is complete, or None if unknown.
 
-        `step` has already been taken and evaluated. The estimate includes the remaining steps and every evaluation,
-        save and sampling that is due by then. It is shown to users; landings use the pessimistic `needs_s`.
+        `step` is a step that has already been taken and evaluated. The estimate includes the remaining steps and every
+        evaluation, save and sampling that is due. It is shown to users; landings use the pessimistic `needs_s`.
         """
         step_s = self._recent_s if self._steps else self._known_step_s
         if not step_s:
@@ -230,7 +230,7 @@ class Pace:
         seconds += eval_s if end_step > step else 0.0
         by_time = self._saves_by_time(seconds, end_step - step)
         seconds += by_time * held_s
-        if not phase.sample_every:  # without an interval for sampling, every save is followed by sampling
+        if not phase.sample_every:  # if no sampling interval is set, every save is followed by sampling
             seconds += (saves + by_time) * sample_s
         return seconds + last_save + sample_s
 
@@ -255,7 +255,7 @@ class Pace:
         return num_steps * self._each_s + self.finish_s
 
     def affordable(self, seconds: float, *, doubt: float = 1.0) -> int:
-        """Return how many more steps, plus the work after the last one, fit; negative if that work alone does not."""
+        """Return how many more steps fit, with the work after the last one; negative if not even that work fits."""
         return int((seconds - self.finish_s) // (self._each_s * doubt))
 
     @property
@@ -277,17 +277,17 @@ def _num_due(first: int, end: int, every: int) -> int:
 
 @dataclass(frozen=True)
 class LandingChange:
-    """A decision of the pilot about the landing, with the figures for the event that reports it."""
+    """A decision by `Pilot` about the landing, with the figures for the event that reports it."""
 
     kind: str  # planned | started | moved | called_off
     end_step: int
     begin_step: int
-    needs_s: float  # how many seconds the full plan would still take, including all later phases
+    needs_s: float  # how many more seconds the full plan would take, including all later phases
     left_s: float
 
 
 def describe_change(change: LandingChange, phase: Phase, why: str) -> str:
-    """Return a message that tells users the decision and how long the full plan would have taken."""
+    """Return a message that tells the user the decision and how long the full plan would take."""
     of = f"{change.end_step:,} of {phase.num_steps:,}"
     needs, left = format_duration(change.needs_s), format_duration(change.left_s)
     if change.kind == "planned":
@@ -304,7 +304,7 @@ def describe_change(change: LandingChange, phase: Phase, why: str) -> str:
 class Pilot:
     """Decides when the learning rate of a phase must decay early.
 
-    `later_tokens` is the number of tokens of all later phases, for which a share of the time is reserved.
+    `later_tokens` is the total number of tokens in all later phases, for which a share of the time is reserved.
     """
 
     def __init__(self, phase: Phase, pace: Pace, *, later_tokens: int = 0, num_later: int = 0) -> None:
@@ -351,8 +351,8 @@ class Pilot:
     def is_worth_going_on(self, step: int, landing: Landing, left_s: float | None) -> bool:
         """Return whether to cancel a landing that has begun or is complete.
 
-        The result is True only if the steps gained outweigh the decay that is undone. After a crash during a landing it
-        is never True, because there is less time than before.
+        The result is True only if the steps gained outweigh the decay that is undone. It is never True after a crash
+        during a landing, because less time is left than before.
         """
         if left_s is None:
             return True
@@ -362,7 +362,7 @@ class Pilot:
         return last >= self._phase.num_steps or last - step > 2 * rest + undone
 
     def needs_s(self, step: int) -> float:
-        """Return how many seconds the full plan would still take, if later phases are as fast per token as this one."""
+        """Return how many more seconds the full plan takes, if later phases are as fast per token as this phase."""
         pace, phase = self._pace, self._phase
         later_steps = self._later_tokens / phase.batch_tokens
         return pace.needs_s(phase.num_steps - step) + later_steps * pace.step_s + self._num_later * pace.finish_s
@@ -387,15 +387,15 @@ class Pilot:
         if schedule.kind == "cosine":
             return warm
         decay = round(length * schedule.decay_steps / max(1, self._phase.num_steps))
-        # Begin early enough that an evaluation, a save and a sampling fit before `last`; otherwise they could take up
-        # the time of the whole decay.
+        # Begin early enough that an evaluation, a save and a sampling fit before `last`; otherwise they could use up
+        # all the time for the decay.
         pause = math.ceil((self._pace.eval_s + self._pace.save_s + self._pace.sample_s) / max(self._pace.step_s, 1e-6))
         return min(last - 1 - pause, max(warm, last - decay))
 
     def _move(self, step: int, landing: Landing, last: int, left_s: float) -> tuple[Landing, LandingChange | None]:
         rest = landing.end_step - step
-        # A cosine decay begins at the first decision, when little has been measured. So only with
-        # cosine can the end move to a later step.
+        # A cosine decay begins at the first decision, when little has been measured. So with cosine, and only then, the
+        # end can move to a later step.
         is_further = self._phase.schedule.kind == "cosine" and last - step > 1.1 * rest > 0
         if last >= landing.end_step and not is_further:
             return landing, None

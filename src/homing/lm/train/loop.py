@@ -4,7 +4,7 @@
     _Phase       one phase: set up -> step, step, step -> evaluate -> save
     _Phase.step  rows -> gradients -> clip -> one optimizer step, or none if not finite
 
-`engine` adapts to the machine's limits; `landing_actions` ends training early to meet a deadline. The trainer does not
+`engine` adapts to the machine's limits; `apply_landing` ends training early to meet a deadline. The trainer does not
 know whether the machine is rented. It reads run.json and control.json, writes the files of the run directory (see
 docs/guides/life-of-a-run.md), and exits with 0 (done), 75 (stopped, with a checkpoint) or 1 (failed).
 """
@@ -50,8 +50,8 @@ from homing.wire.run_json import Phase, Sampling
 
 __all__ = ["train"]
 
-# device type -> how many steps later metrics are read. A GPU is given its next step before the host reads the metrics
-# of the previous one.
+# device type -> by how many steps reading the metrics is delayed. A GPU gets its next step before the host reads the
+# metrics of the previous one.
 LATE = {"cuda": 1}
 
 
@@ -76,7 +76,7 @@ def train(run_dir: Path, *, say: Callable[[str], None], requests: ControlRequest
                 work = _Phase(session, phase, previous, later=run.phases[number + 1 :])
                 ended = work.train()
                 stop = ended or stop
-                if ended and not ended.is_landed:  # a landing leaves time for the later phases, so continue with these
+                if ended and not ended.is_landed:  # a landing leaves time for later phases, so train them
                     break
                 previous = work.final
             outcome = _ended(work, stop)
@@ -235,8 +235,8 @@ class _Phase:
     def step(self, batch: Batch) -> Figures:
         """Take one optimizer step; return its loss and gradient norm.
 
-        If they are not finite, the device leaves weights and optimizer state unchanged. The host finds out later, when
-        it reads the metrics; nothing here waits for the device.
+        If they are not finite, the device leaves weights and optimizer state unchanged. The host learns this later,
+        when it reads the metrics; this method never waits for the device.
         """
         self.scale = lr_scale(
             self.phase.schedule, self.state.step, self.phase.num_steps, self.state.landing, self.state.warm_from
@@ -308,7 +308,7 @@ class _Phase:
         self.engine = Engine(self.s, self.phase, built, self._event)
 
     def _forget_metrics_past(self, step: int, *, is_resumed: bool) -> None:
-        """Remove metrics after the checkpoint: those steps will be trained again, and no step may appear twice."""
+        """Remove the metrics of steps after the checkpoint: they will be trained again and must not appear twice."""
         kinds = [phase.kind for phase in self.s.run.phases]
         later = set(kinds[kinds.index(self.phase.kind) + 1 :])
         num_cut = self.s.journal.cut_metrics(
@@ -354,7 +354,7 @@ class _Phase:
             figures = self.unread.popleft()
             figures.read()
             if is_paced:
-                # Measure the step from its start, or from the end of the previous step if that was later.
+                # Measure from the start of the step, or from the end of the previous step if that was later.
                 self.pace.step(figures.read_at - max(figures.begun_at, self.figures.read_at))
             self.figures = figures
             self._count_bad(figures)
@@ -372,13 +372,13 @@ class _Phase:
         if in_a_row >= limit:
             raise FatalError(
                 what=f"Training stopped at step {figures.step:,}, because {in_a_row} steps in a row were not finite.",
-                why=f"The {what} is NaN or infinite. The weights are those of the last good step.",
-                fix="Lower the learning rate (phases.0.lr) or raise its warmup. Earlier checkpoints are good.",
+                why=f"The {what} is NaN or infinite. The weights are still those from the last good step.",
+                fix="Lower the learning rate (phases.0.lr) or lengthen its warmup. Earlier checkpoints are still good.",
             )
 
     @property
     def _flops_per_token(self) -> float:
-        """FLOPs per token, to compute the MFU. Frozen weights need no gradient, so their matmuls cost a third less."""
+        """FLOPs per token, used for the MFU. Frozen weights need no gradient, so their matmuls cost a third less."""
         sizes = self.s.run.sizes
         return sizes.flops_per_token - (2 * sizes.num_matmul_params if self.model.lora is not None else 0)
 

@@ -26,8 +26,8 @@ from homing.wire.event_lines import Event, Metric
 
 __all__ = ["Journal", "Notify", "SilentJournal", "finite", "progress_line"]
 
-# While a task takes long without visible progress (such as compiling), a message reports at this interval that it is
-# still running. After the maximum duration the messages end, so that stall detection can take effect.
+# While a long task (such as compiling) makes no visible progress, a message reports at this interval that the task is
+# still running. After the maximum duration the messages stop, so that stall detection can take effect.
 _STILL_EVERY_S = 30.0
 _STILL_FOR_S = 1800.0
 _MOST_OWN = 4  # maximum number of a phase's extra metrics to show on the progress line
@@ -75,7 +75,7 @@ class Journal:
     def still(self, kind: str, doing: str, *, phase: str) -> Iterator[None]:
         """While the context is active, report periodically that a task is still in progress.
 
-        The reports end when the task has taken suspiciously long.
+        The reports stop if the task takes suspiciously long.
         """
         done, begun = threading.Event(), time.monotonic()
 
@@ -107,7 +107,7 @@ class Journal:
         return len(lines) - len(kept)
 
     def sync(self) -> None:
-        """Flush the logs to disk. Call this before a checkpoint of the logged steps becomes visible."""
+        """Flush the logs to disk. Call this before a checkpoint that includes the logged steps becomes visible."""
         for file in self._files.values():
             with contextlib.suppress(OSError):
                 os.fsync(file.fileno())
@@ -125,7 +125,7 @@ class Journal:
                 self._is_torn.discard(name)
             except OSError as exc:
                 # If the disk is full, training continues. The next line that can be written starts with a line break,
-                # to end the incomplete line.
+                # to terminate the incomplete line.
                 self._close(name)
                 if name not in self._is_torn:
                     self.say(f"warning: lines of {name} cannot be written ({exc}) and are lost; training continues.")
@@ -154,7 +154,7 @@ class Journal:
 
 
 class SilentJournal(Journal):
-    """The journal of every rank except the first. It writes nothing to the log files."""
+    """The journal used by every rank except the first. It writes no log files."""
 
     def _append(self, name: str, line: str) -> None:
         pass

@@ -56,7 +56,7 @@ def called(run_dir: Path) -> str:
     """Return the name of the run to show in messages.
 
     This is the name given on the command line, if this machine knows it, else the name in run.json. If neither is
-    usable, it is "RUN": on a rented machine, the run.json of a smoke profile has a name that no run file has.
+    usable, the result is "RUN". On a rented machine, the name in a smoke profile's run.json matches no run file.
     """
     if typed := os.environ.get(file_names.TYPED_ENV):
         return typed
@@ -84,7 +84,7 @@ def check_data(run: Run, run_dir: Path) -> tuple[Path, Tokenizer]:
         if manifest.tokenizer_sha256 != found[file_names.TOKENIZER][0]:
             changed.append(f"{file_names.TOKENIZER} is not the tokenizer that encoded the shards")
     changed += [
-        f"{name} is not the one that run.json was written for" for name, (is_, was) in found.items() if is_ != was
+        f"{name} is not the file that run.json was written for" for name, (is_, was) in found.items() if is_ != was
     ]
     # Open weights may have more embedding rows than their tokenizer has ids.
     is_fit = max(sizes.values()) <= run.model.vocab_size if run.base else set(sizes.values()) == {run.model.vocab_size}
@@ -121,7 +121,7 @@ def check_count(run: Run, model: Decoder) -> None:
 
 
 def read_metadata_files(run: Run, run_dir: Path, data_dir: Path, tokenizer: Tokenizer) -> dict[str, bytes]:
-    """Return the small files that every checkpoint contains, so that its folder can be used on its own."""
+    """Return the small files that are added to every checkpoint, so that its folder can be used on its own."""
     config = config_json(run.model, end_of_text_id=tokenizer.end_of_text_id)
     metadata_files = {
         file_names.RUN: (run_dir / file_names.RUN).read_bytes(),

@@ -27,7 +27,7 @@ from homing.wire.control_files import Control, boot_clock_s
 
 __all__ = ["ControlRequests", "FatalError", "Stop"]
 
-# How many seconds longer than the previous save the last one may take, because of a slow disk or deleting checkpoints.
+# How many seconds longer the last save may take than the previous one, because of a slow disk or deleting checkpoints.
 _SAVE_SPARE_S = 2.0
 
 
@@ -38,12 +38,12 @@ class Stop:
 
     @property
     def is_landed(self) -> bool:
-        """Whether the learning rate decay was completed, so that the model is finished, only earlier than planned."""
+        """Whether the learning rate decay was completed, so that the model is finished, but earlier than planned."""
         return self.kind == "landed"
 
     @property
     def is_limit(self) -> bool:
-        """Whether money or time has run out, so that another attempt would immediately stop again."""
+        """Whether money or time has run out, so that another attempt would stop immediately."""
         return self.kind in ("land_by", "time_limit", "landed")
 
 
@@ -107,7 +107,7 @@ class ControlRequests:
         return min((left for left, _ in self._moments()), default=None)
 
     def why(self) -> str:
-        """Return a description of the nearest deadline that names the limit it comes from."""
+        """Return a description of the nearest deadline, which names the limit that sets it."""
         return min(self._moments(), default=(0.0, "the limit"))[1]
 
     def _moments(self) -> list[tuple[float, str]]:

@@ -7,7 +7,7 @@
     connection.error       maps a status to a StoreError that names the token used, masked
 
 Only exceptions that huggingface_hub itself exports are caught, because its releases 1 and 2 use different HTTP
-libraries. Its `HTTPError` is the base class of their exceptions in both.
+libraries. In both releases, its `HTTPError` is the base class of that library's exceptions.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Connection:
         return hf_hub_url(self.address.repo_id, name, **at)
 
     def fetch(self, url: str, method: str = "GET", headers: dict[str, str] | None = None) -> HttpResponse:
-        """Return the response after all redirects, with the Hub's own headers for commit, size and hash."""
+        """Follow all redirects and return the last response, with the Hub's own headers for commit, size and hash."""
         named: dict[str, str] = {}
         for _ in range(6):
             reply = self._try(HttpRequest(method, url, {**self._own(url), **(headers or {})}, timeout_s=TIMEOUT_S))
@@ -90,20 +90,20 @@ class Connection:
         why, fix = self._meaning(status, code)
         said = f" The Hub says: {detail}" if detail else ""
         kind = StoreRefused if status in (401, 403, 404) else StoreError
-        return kind(f"{key or 'The store'} could not be {done} in {self.address.url}.", why + said, fix)
+        return kind(f"{key or 'The store'} could not be {done} ({self.address.url}).", why + said, fix)
 
     def raised(self, exc: BaseException, done: str, key: str = "") -> StoreError:
-        """Map an exception of the SDK or of the network to a StoreError."""
+        """Convert an SDK exception or a network exception to a StoreError."""
         status = status_of(exc)
         if status:
             return self.error(done, key, status, code_of(exc), str(getattr(exc, "server_message", "") or ""))
         if isinstance(exc, OSError) and exc.errno and not isinstance(exc, NetworkError):
-            what = f"{key or 'The store'} could not be {done} in {self.address.url}."
+            what = f"{key or 'The store'} could not be {done} ({self.address.url})."
             return StoreError(
                 what, f"{type(exc).__name__}: {exc}", "Check the disk space and permissions on this computer."
             )
         return StoreError(
-            what=f"{key or 'The store'} could not be {done} in {self.address.url}.",
+            what=f"{key or 'The store'} could not be {done} ({self.address.url}).",
             why=f"{self.endpoint} did not respond: {type(exc).__name__}: {str(exc)[:300]}",
             fix="Check the network, and HF_ENDPOINT if it is set, then try again.",
         )
@@ -168,7 +168,7 @@ class UploadFailed(OSError):
 def hub_failures() -> tuple[type[BaseException], ...]:
     """Return the exceptions that huggingface_hub may raise if a request is refused or a connection breaks.
 
-    OSError is the base class of the ones that are not listed.
+    OSError covers all exceptions that are not listed explicitly.
     """
     from huggingface_hub import errors
 

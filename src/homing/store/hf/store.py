@@ -4,7 +4,7 @@
     get, sha256       download in ranges, all from one commit; `get` verifies the given hash, or else the one that the
                       Hub reports
     is_same           compares a local file with the Hub's hash, without downloading
-    pinned            returns the same store fixed at one commit, so that a list and later reads are consistent
+    pinned            returns the same store pinned to one commit, so that a list and later reads are consistent
     create_if_absent  makes a commit that names its parent; the Hub rejects it if another commit was made in between
     list              lists the files of the newest commit
 
@@ -140,7 +140,7 @@ class HubStore:
         return digest.hexdigest()
 
     def is_same(self, key: str, path: str) -> bool:
-        """Return True if the local file equals the one on the Hub. Download it only if the Hub reports no hash."""
+        """Return True if the local file equals the file on the Hub. Download only if the Hub reports no hash."""
         reply = self._look(key, self.revision)
         if reply is None:
             raise not_in_store(key, self.url)
@@ -191,7 +191,7 @@ class HubStore:
         self.delete_many([key])
 
     def delete_many(self, keys: Keys) -> None:
-        """Delete all keys in one commit, so that a checkpoint disappears all at once."""
+        """Delete all keys in one commit, so that a checkpoint is never partly deleted."""
         from huggingface_hub import CommitOperationDelete
 
         names = [self._name(key) for key in keys]
@@ -224,7 +224,7 @@ class HubStore:
                     raise
             return made != parent and self._title_of(made) == title
         raise StoreError(
-            what=f"{key} could not be written in {self.url}.",
+            what=f"{key} could not be written to {self.url}.",
             why=f"Other writers committed first, {_RACES} times in a row.",
             fix="Try again, or use one repository per run.",
         )
@@ -240,8 +240,8 @@ class HubStore:
     # --- used by preflight ---
 
     def head(self) -> str:
-        """Return the newest commit. Create a private repository first if there is none and `create` allows it."""
-        # Read the flag before the request, because another thread may create the repository during it.
+        """Return the newest commit. If the repository is missing and `create` is set, create it first, as private."""
+        # Read the flag before the request, because another thread may create the repository meanwhile.
         may_create = self._may_create
         with self._as_store_error("checked", ""):
             try:
@@ -274,7 +274,7 @@ class HubStore:
         return temporary_files[-1]
 
     def _commit(self, operations: Operations, title: str) -> None:
-        """Make a commit, with retries. Repeating a commit is safe, because the same bytes change nothing."""
+        """Make a commit, with retries. Repeating a commit is safe, because identical bytes change nothing."""
         for number in range(1, _RETRIES.tries + 1):
             may_create = self._may_create
             try:
@@ -282,7 +282,7 @@ class HubStore:
                 return
             except hub_failures() as exc:
                 status = status_of(exc)
-                # If the Hub did not respond at all, the SDK has already retried for a while.
+                # If the Hub did not respond at all, try only once more, because the SDK has already retried.
                 tries = _RETRIES.tries if status in (*_CONFLICTS, *_PASSING) else 1 if status else 2
                 if status == 404 and may_create:
                     self._make_repository()
@@ -312,7 +312,7 @@ class HubStore:
     def _chunks(self, key: str) -> Iterator[tuple[bytes, int, str]]:
         """Yield the file in ranges, each with the file's total size and the hash that the Hub reports.
 
-        All ranges come from the same commit, which the first response names.
+        All ranges come from the same commit, the one named in the first response.
         """
         name, offset, total, revision = self._name(key), 0, 1, self.revision
         while offset < total:
@@ -347,9 +347,9 @@ class HubStore:
 
 
 class _Expected:
-    """The hash that the Hub reports for a file, without a download.
+    """Checks a file's bytes against the hash that the Hub reports.
 
-    For a large file it is the sha256, for a small one the Git blob hash.
+    The Hub reports the sha256 of a large file and the Git blob hash of a small file.
     """
 
     def __init__(self, tag: str, num_bytes: int) -> None:
@@ -374,5 +374,5 @@ class _Expected:
 
 
 def _tag(headers: dict[str, str]) -> str:
-    """Return the ETag of the file itself, which is the "linked" ETag if another host serves the bytes."""
+    """Return the file's own ETag, which is called the "linked" ETag if another host serves the bytes."""
     return headers.get("x-linked-etag", headers.get("etag", "")).removeprefix("W/").strip('"')

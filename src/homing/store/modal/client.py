@@ -107,7 +107,7 @@ def failures() -> tuple[type[BaseException], ...]:
 
 
 def kind_of(exc: BaseException) -> Kind:
-    """Classify an exception. Without a clear response, it is "silent", and the call may have taken effect."""
+    """Classify an exception. "silent" means that there was no clear response, so the call may have taken effect."""
     from modal import exception as said
 
     if isinstance(exc, (said.NotFoundError, FileNotFoundError)):

@@ -4,7 +4,7 @@
     in a sandbox  uses files on the mount (`?mount=/path`), with a commit by `sync` on the mount point after each write
 
 Modal documents no exclusive write for Volumes, so create_if_absent uses a Modal Dict named after the Volume: the Dict's
-`put` with skip_if_exists returns True to exactly one of many callers. Each caller first stages its data under a
+`put` with skip_if_exists returns True for exactly one of many callers. Each caller first stages its data under a
 temporary name, which it puts into the Dict. If the winner dies before it has finished, another caller finishes the
 winner's write. A sandbox has no token, so create_if_absent raises there.
 """
@@ -47,7 +47,7 @@ _RETRIES = Retries(tries=3, first_s=1.0)  # in addition to the SDK's own retries
 _RACES = 20
 _IN_MEMORY = 8 << 20
 _GROWING = (".jsonl", ".log", ".csv", ".txt")
-_SLOWEST_BYTES_PER_S = 250_000  # a slower transfer runs into the deadline of its call
+_SLOWEST_BYTES_PER_S = 250_000  # a slower transfer exceeds its call's deadline
 _VERSION = 2  # version of the Volume; only version 2 can be committed from a running sandbox
 
 
@@ -136,7 +136,7 @@ class VolumeStore:
 
     def exists(self, key: str) -> bool:
         name = self._name(key)
-        # The SDK's iterdir yields a file itself, but for a folder its content.
+        # For a file, the SDK's iterdir yields the file itself. For a folder, it yields the contents.
         return any(entry.path.strip("/") == name and _is_file(entry) for entry in self._entries(name, False, key))
 
     def list(self, prefix: str) -> Entries:
@@ -182,7 +182,7 @@ class VolumeStore:
                 fix="Try again.",
             )
         finally:
-            with contextlib.suppress(StoreError):  # a staged file that remains is never listed, because of its name
+            with contextlib.suppress(StoreError):  # if this fails, `list` ignores the staged file because of its name
                 self._remove(temporary, key)
 
     # --- used by preflight ---
@@ -211,7 +211,7 @@ class VolumeStore:
         self._do("deleted", key, lambda: claims.pop.aio(name, None))
 
     def _is_finished(self, name: str, key: str) -> bool:
-        """Return True if the file of the claim's holder exists, after copying it from the staged data if necessary."""
+        """Return True once the claim holder's file exists; if necessary, copy it from the staged data."""
         if self.exists(key):
             return True
         holder = self._holder(name, key)
@@ -289,7 +289,7 @@ class VolumeStore:
         except _Gone:
             self._hydrate(may_create=False)
 
-    # Report errors of the local disk as such: a full disk does not mean that Modal is down, and retries would not help.
+    # Report local disk errors as such: a full disk does not mean that Modal is down, and retries would not help.
 
     def _begin(self, temporary: str, key: str) -> None:
         with self._reading(key):
@@ -346,7 +346,7 @@ class VolumeStore:
 
     @contextlib.contextmanager
     def _reading(self, key: str) -> Iterator[None]:
-        """Convert errors of the local disk to StoreError."""
+        """Convert local disk errors to StoreError."""
         try:
             yield
         except OSError as exc:
@@ -369,7 +369,7 @@ class VolumeStore:
         raise AssertionError("the last try returns or raises")
 
     def _error(self, exc: BaseException, done: str, key: str) -> StoreError:
-        kind, what = kind_of(exc), f"{key or 'The store'} could not be {done} in {self.url}."
+        kind, what = kind_of(exc), f"{key or 'The store'} could not be {done} ({self.url})."
         if kind == "absent":
             return _Gone(
                 what=what,

@@ -62,7 +62,7 @@ _MEANINGS["403"] = _MEANINGS["Forbidden"] = _MEANINGS["AllAccessDisabled"] = _ME
 _MEANINGS["404"] = _MEANINGS["NoSuchBucket"]
 _MEANINGS["ExpiredTokenException"] = _MEANINGS["TokenRefreshRequired"] = _MEANINGS["ExpiredToken"]
 _MEANINGS["ServiceUnavailable"] = _MEANINGS["503"] = _MEANINGS["SlowDown"]
-# Codes in `_MEANINGS` of errors that the user must fix; the other codes are transient.
+# The codes in `_MEANINGS` that the user must act on; all other codes there are transient.
 _REFUSALS = frozenset(_MEANINGS) - {"SlowDown", "ServiceUnavailable", "503"}
 _WRONG_REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "301")
 
@@ -78,7 +78,7 @@ class Connection:
 
     @property
     def is_temporary(self) -> bool:
-        """Return True if the keys include a session token, which means that they expire after some hours."""
+        """Return True if the keys include a session token, so that they expire after a few hours."""
         return bool(getattr(self.credentials, "token", None))
 
     @property
@@ -152,7 +152,7 @@ def s3_failures() -> tuple[type[Exception], ...]:
     """Return the base classes of all SDK errors, or () if the SDK is missing."""
     try:
         from botocore.exceptions import BotoCoreError, ClientError
-    # Without the SDK, nothing can raise its errors. The caller's ImportError reports that it is missing.
+    # Without the SDK, none of its errors can occur. The caller reports the missing SDK.
     except ImportError:
         return ()
     return (BotoCoreError, ClientError)
@@ -190,7 +190,7 @@ def s3_error(
         why, fix = (text.format(**facts) for text in _MEANINGS[code])
     else:
         why, fix = _by_kind(exc, facts)
-    what = f"{key or 'The store'} could not be {done} in {address.url}."
+    what = f"{key or 'The store'} could not be {done} ({address.url})."
     kind = StoreRefused if code in _WRONG_REGION or code in _REFUSALS else StoreError
     return kind(what=what, why=f"{why} ({code})" if code else why, fix=fix)
 

@@ -83,7 +83,7 @@ class S3Store:
     def get(self, key: str, path: str, sha256: str | None = None) -> None:
         head = self._head(key)
         temporary = self._temporary_path(path, key, head)
-        # Without a hash, damage in a partial file that a killed process left would go unnoticed, so start over.
+        # Without a hash, a damaged partial file left by a killed process would go unnoticed, so start over.
         if sha256 is None:
             self.world.remove(temporary)
         is_begun = self._size(temporary) > 0
@@ -176,7 +176,7 @@ class S3Store:
             if not self.is_exclusive():
                 raise StoreError(
                     what=f"{self.url} cannot prevent two homes from owning one run.",
-                    why=f"{self.connection.where} accepts a write with If-None-Match: * although the key exists.",
+                    why=f"{self.connection.where} accepts a write with If-None-Match: * even if the key exists.",
                     fix="Use a service that honours this header (AWS S3, R2, MinIO), or another store: hf:OWNER/NAME",
                 )
             return self._create(name, data)
@@ -196,7 +196,7 @@ class S3Store:
     # --- used by preflight ---
 
     def is_exclusive(self) -> bool:
-        """Return True if the second of two writes with If-None-Match to a new key fails. Test this only once."""
+        """Return True if the service rejects the second of two If-None-Match writes to a new key. Tested only once."""
         if self._is_exclusive is None:
             name = f"{self.address.prefix}{PROBES}/{self.world.random_hex(16)}"
             try:

@@ -3,7 +3,7 @@
     send     uploads a small file with one PUT and a large one in parts. To resume, it looks for an interrupted upload
              in the bucket, compares the finished parts with the file by size and hash, and sends only missing parts
     stream   yields one object in chunks; after an interruption, resumes by range with the same version of the object
-    sweep    aborts uploads below our prefix that had no activity for a day: they are billed but not listed as objects
+    sweep    aborts uploads below our prefix that were idle for a day: they are billed but not listed as objects
 
 Parts are sent one after another, so at most one is lost when the connection breaks. No local record of an upload is
 kept, because the bucket's own list is more reliable and also works from another machine.
@@ -29,7 +29,7 @@ PART_BYTES = 8 << 20
 _MOST_PARTS = 9_000  # S3 allows 10,000
 _STALE_S = 86_400.0
 _PIECE = 1 << 20
-_RETRIES = Retries(tries=5, first_s=0.5, longest_s=8.0)  # only consecutive tries without a new byte count
+_RETRIES = Retries(tries=5, first_s=0.5, longest_s=8.0)  # limits only consecutive tries that received no new bytes
 _NO_CHECKSUM = ("NotImplemented", "InvalidArgument", "InvalidRequest", "XNotImplemented")
 
 
@@ -54,7 +54,7 @@ class _Upload:
 
 
 def send_small(connection: Connection, key: str, data: bytes, **extra: Any) -> Sent:
-    """Upload with one PUT and hashes for the service to check: MD5, and SHA-256 if the service supports it."""
+    """Upload data with one PUT. The service checks its hashes: MD5, and SHA-256 if the service supports it."""
     digest = hashlib.sha256(data)
     call = {"Bucket": connection.address.bucket, "Key": key, "Body": data, "ContentMD5": _md5(data), **extra}
     try:
@@ -208,7 +208,7 @@ def sweep(connection: Connection, world: World, below: str = "", untouched_s: fl
 
 
 def _touched_at(listed: dict[str, Any], parts: list[dict[str, Any]]) -> float:
-    """Return the time of an upload's last activity. Its start does not suffice: a large file may take over a day."""
+    """Return when an upload was last active. Its start time is not enough: a large file may take over a day."""
     return float(max(moment.timestamp() for moment in [listed["Initiated"], *(p["LastModified"] for p in parts)]))
 
 
@@ -246,7 +246,7 @@ def _unless_gone(call: Callable[[], Any]) -> bool:
 
 
 def stream(connection: Connection, key: str, world: World, offset: int = 0, etag: str = "") -> Iterator[bytes]:
-    """Yield the object's bytes from `offset` on, all of one version: `etag`, or else that of the first response."""
+    """Yield the object's bytes from `offset` on, all from one version: `etag`, or else the first response's ETag."""
     total, failures = -1, 0
     while offset != total:
         reply = _open_range(connection, key, offset)

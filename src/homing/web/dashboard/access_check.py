@@ -94,9 +94,9 @@ def _name_in(host: str) -> str:
 
 
 def _is_own(headers: Headers, host: str, *, is_open: bool) -> bool:
-    """Return True unless the request comes from another origin. The headers that show this are set by the browser.
+    """Return True unless the request comes from another origin, according to headers that the browser sets.
 
-    No page can change these headers. Programs other than browsers do not send them, so for those only the token counts.
+    Pages cannot change these headers. Other programs do not send them, so for those programs only the token matters.
     """
     if any(origin != f"http://{host}" for origin in headers.getlist("origin")):
         return False

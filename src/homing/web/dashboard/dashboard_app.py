@@ -31,7 +31,7 @@ from homing.web.dashboard.section_feed import Feed, Place
 
 __all__ = ["NoSuchRun", "Source", "make_app"]
 
-_LOOK_S = 0.25  # seconds after which a stream checks its feed for new data
+_LOOK_S = 0.25  # seconds between a stream's checks of its feed for new data
 _FIRST_S = 30.0  # maximum time to wait for the first data of a feed
 _FIRST_LOOK_S = 0.05
 _QUIET_S = 10.0  # seconds without new data before a stream sends a comment; page.js reconnects after three times this
@@ -53,7 +53,7 @@ class Source(Protocol):
 
     @property
     def is_ending(self) -> bool: ...  # True if the dashboard is shutting down and streams must end
-    def all_runs(self) -> AbstractContextManager[Feed]: ...  # the feed stays open while it is read
+    def all_runs(self) -> AbstractContextManager[Feed]: ...  # the feed stays open until the `with` block ends
     def one_run(self, run_id: str) -> AbstractContextManager[Feed]: ...  # raises NoSuchRun
 
 
@@ -165,7 +165,7 @@ async def _listening(receive: Receive) -> AsyncIterator[asyncio.Event]:
 
 
 def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
-    """Return the handler for one file. Read the file now, so that no request can name another file."""
+    """Return the handler for one file. Read the file now, so that no request can select another file."""
     content = files("homing.web.dashboard").joinpath(name).read_bytes()
 
     async def answer(request: Request) -> Response:

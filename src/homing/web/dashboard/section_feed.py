@@ -1,7 +1,7 @@
 """The content of the dashboard, in sections that are replaced or extended. Threads write it, streams read it.
 
     feed.put("head", {...})               replaces the value of a section, if it differs
-    feed.add("points", [...])             appends items to a section; with `most`, drops the oldest ones
+    feed.add("points", [...])             appends items to a section; beyond `most` items, drops the oldest
     feed.renew("points", [...])           replaces all items of a section, after a rollback to a checkpoint
     feed.since(place) -> place, parts     returns what a reader has not seen yet: new values, and new items
 
@@ -24,7 +24,7 @@ Place = dict[str, tuple[int, int]]  # section -> the version and the number of i
 class _Section:
     edition: int = 0
     value: Any = None
-    items: list[Any] | None = None  # None if the section has a value that is replaced, not items that are appended
+    items: list[Any] | None = None  # None if the section has a single value instead of a list of items
     num_dropped: int = 0  # number of old items that were dropped
 
     @property

@@ -339,7 +339,7 @@ def test_the_error_names_a_field_that_runpod_does_not_know(tmp_path: Path, monke
     monkeypatch.delenv(FOLDER_ENV, raising=False)
     rig = Rig(tmp_path)
     monkeypatch.setattr(
-        "homing.cloud.providers.runpod.provider.machine.body_of", lambda *a, **k: {"name": MARK, "spot": True}
+        "homing.cloud.providers.runpod.provider.create_request.body_of", lambda *a, **k: {"name": MARK, "spot": True}
     )
     with pytest.raises(ProviderRefused, match="spot") as caught:
         rig.create()
@@ -1178,9 +1178,9 @@ def test_an_answer_of_errors_alone_is_no_other_account_for_a_line_with_an_id(tmp
         lambda: check_account(home, home.provider("runpod"), line),
         lambda: check_own(home, "runpod", [line]),
     ):
-        with pytest.raises(ProviderSilent, match="currently does not report which account this key is from"):
+        with pytest.raises(ProviderSilent, match="currently does not report which account this key belongs to"):
             ask()
-    assert any("currently does not report which account this key is from" in problem for problem in refresh(home))
+    assert any("currently does not report which account this key belongs to" in problem for problem in refresh(home))
     assert home.ledger.lines()[0].destroyed_at is None
     assert not is_elsewhere(home, line)
     rig.cloud.balance_usd = Decimal(1)

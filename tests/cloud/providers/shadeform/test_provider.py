@@ -838,7 +838,7 @@ def test_after_a_new_key_and_the_end_a_person_can_say_that_it_is_the_same_accoun
     rig.world.env[KEY_ENV] = NEW_KEY
     home = Home(rig.home, rig.world)
     (problem,) = refresh(home)
-    assert "does not report whether both are from the same account" in problem
+    assert "does not report whether both belong to the same account" in problem
     (messages,) = vouch(home, home.ledger.lines())
     assert messages.startswith(f"{made.mark} was rented by ")
     assert refresh(home) == []

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from homing.errors import DataError, UsageError
 from homing.find_source_files import find_sources, need_reader
-from homing.install import pip_install
 from homing.lm.data.text.documents import MAX_DOCUMENT_BYTES, Cuts, documents_of
 from homing.lm.data.text.parquet import rows_of
 from homing.lm.data.text.read_bytes import Reading
+from homing.pip_command import pip_install
 
 in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 

@@ -56,7 +56,7 @@ def test_a_zst_file_that_unpacks_to_too_much_is_refused_in_little_memory(tmp_pat
     path = packed(tmp_path / "a.txt.zst", 400)
     assert path.stat().st_size < 90_000
     _, num_mib, error = read_apart(path)
-    assert f"{path.stat().st_size:,} bytes become" in error
+    assert f"{path.stat().st_size:,} bytes expand to" in error
     assert "more than 1,000 times as much" in error
     assert num_mib < 100
 
@@ -101,7 +101,7 @@ def test_a_parquet_file_of_one_kilobyte_takes_no_gigabyte(tmp_path: Path) -> Non
     assert path.stat().st_size < 2000
     num_bytes, num_mib, error = read_apart(path)
     assert num_bytes < 600 * MIB
-    assert f"{path.stat().st_size:,} bytes become" in error
+    assert f"{path.stat().st_size:,} bytes expand to" in error
     assert num_mib < 200
 
 

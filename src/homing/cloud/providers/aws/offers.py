@@ -325,7 +325,7 @@ def quota_page(region: str, code: str) -> str:
 
 
 def card_of(name: str, mebibytes: int) -> Gpu | None:
-    """Return the GPU with this name and memory size. AWS gives A100s of both memory sizes one name, and V100s too."""
+    """Return the GPU with this name and memory size. AWS uses one name for both sizes of A100, and also of V100."""
     first = find_gpu(name)
     if first is None:
         return None

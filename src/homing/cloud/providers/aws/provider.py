@@ -375,7 +375,7 @@ class Aws:
         what = ", ".join(sorted(secrets)) or f"The files of the store {order.boot.store}"
         raise UsageError(
             what="An AWS instance cannot receive the files it needs.",
-            why=f"{what} must be sent over SSH, which is closed. User data is readable by any program there.",
+            why=f"{what} must be sent over SSH, which is closed. Programs on the instance can read its user data.",
             fix="Set cloud.aws.ssh_from to this computer's public address, or use a bucket: store: s3://bucket/prefix",
         )
 

@@ -2,11 +2,11 @@
 
     HttpRequest -> handle -> HttpResponse, or NetworkError if the connection is cut (before or after the effect)
     tick        -> scheduled changes: boots, preemptions, hangs, the guard; `next_due` says when the next is due
-    bill        -> what was billed, from when to when. Tests compare our ledger with it
+    bill        -> every billed resource with its start time, end time and cost; tests compare the ledger with it
 
 Like real clouds, it does not deduplicate by name, describes ended instances for a while and then answers 404, and
-bills machines and disks for every second from create until they are gone. It does not run its machines itself:
-`Machines` are processes on this computer for the server, and actors for a simulator. It has no clock, randomness or I/O
+bills machines and disks for every second from the create call until they are gone. A `Machines` object runs the
+machines: as local processes for the server, and as actors for the simulator. The cloud has no clock, randomness or I/O
 of its own and depends only on its arguments and the requests, so that the same seed always gives the same sequence of
 events.
 """
@@ -43,7 +43,7 @@ from homing.world import HttpRequest, HttpResponse, NetworkError
 __all__ = ["INSTANCE_KEY_ENV", "KEY_HEADER", "BillLine", "FakeCloud", "FakeOffer", "Machines", "Settings"]
 
 KEY_HEADER = "x-api-key"
-INSTANCE_KEY_ENV = "FAKE_INSTANCE_KEY"  # holds, on each machine, a key that can end only that machine
+INSTANCE_KEY_ENV = "FAKE_INSTANCE_KEY"  # set on each machine to a key that can end only that machine
 _STATE_VERSION = 1
 
 
@@ -116,7 +116,7 @@ class FakeCloud:
         self._save()
 
     def next_due(self) -> float | None:
-        """Return when the next scheduled change happens, by the true clock, or None if there is none."""
+        """Return the true time (without clock skew) of the next scheduled change, or None if none is scheduled."""
         return None if math.isinf(self._due) else self._due - self.faults.clock_skew_s
 
     def bill(self) -> list[BillLine]:
@@ -127,7 +127,7 @@ class FakeCloud:
         ]
 
     def live(self) -> dict[str, int]:
-        """Return the number of instances that are billing now, by mark. A count of two means a duplicate."""
+        """Return the number of billing instances for each mark. A count of two means that there is a duplicate."""
         found: dict[str, int] = {}
         for thing in self._live.values():
             if thing.kind == "instance":
@@ -135,7 +135,7 @@ class FakeCloud:
         return found
 
     def preempt(self, instance_id: str, notice_s: float | None = None) -> None:
-        """Preempt the instance, either now or with a notice of that many seconds."""
+        """Preempt the instance at once, or after giving it `notice_s` seconds' notice."""
         thing, now = self._live[instance_id], self.now()
         thing.taken_at = now + (notice_s or 0.0)
         if notice_s is not None:
@@ -179,7 +179,7 @@ class FakeCloud:
         self._dice.rng.setstate((version, tuple(numbers), gauss))
         for thing in self._things.values():
             if thing.kind == "instance" and thing.ended_at is not None:
-                self._machines.end(thing.id)  # a crash may have prevented this after the end was recorded
+                self._machines.end(thing.id)  # the server may have crashed after recording the end but before this call
         self._due = -math.inf
         self.tick()
 
@@ -475,7 +475,7 @@ def _take_guard(thing: Thing, body: dict[str, Any]) -> None:
         until = None if end_by is None else float(end_by)
     except (ArithmeticError, TypeError, ValueError) as exc:
         raise Refusal(400, f"a guard of {usd!r} dollars until {end_by!r} is not valid") from exc
-    # Reject "NaN", which Decimal and float accept, because a guard with it would never act.
+    # Reject "NaN", which Decimal and float accept, because a guard set to NaN would never act.
     if (limit is not None and not (limit.is_finite() and limit >= 0)) or (until is not None and math.isnan(until)):
         raise Refusal(400, f"a guard of {usd!r} dollars until {end_by!r} is not valid")
     thing.guard_usd, thing.guard_end_by = (None if limit is None else str(limit)), until

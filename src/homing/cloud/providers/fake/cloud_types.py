@@ -33,11 +33,11 @@ class Machines(Protocol):
 
     def start(self, instance_id: str, files: dict[str, bytes], argv: list[str], env: dict[str, str]) -> None: ...
 
-    def end(self, instance_id: str) -> None: ...  # final, with immediate effect; an unknown id is not an error
+    def end(self, instance_id: str) -> None: ...  # ends the instance permanently and at once; ignores unknown ids
 
     def is_running(self, instance_id: str) -> bool: ...
 
-    # Tells the machine that it will be preempted in that many seconds. Real clouds send SIGTERM.
+    # Tells the machine that it will be preempted in `seconds` seconds. Real clouds send SIGTERM.
     def notice(self, instance_id: str, seconds: float) -> None: ...
 
     def freeze(self, instance_id: str) -> None: ...
@@ -59,7 +59,7 @@ class FakeOffer:
 
 @dataclass(frozen=True)
 class Settings:
-    """Properties of the cloud. Unlike faults, they are documented and can be relied on."""
+    """Properties of the cloud. Unlike faults, they are documented, so clients can rely on them."""
 
     has_guard: bool = True  # whether the cloud has its own guard, which ends an instance at a given spend or date
     settle_s: float = 2.0  # how stale the list of instances may be
@@ -110,7 +110,7 @@ class Thing:
     is_noticed: bool = False
     # After a destroy that falsely reported success, the instance is shown as deleted until this time.
     hidden_until: float = -math.inf
-    tries_left: int = 0  # how many more destroy calls the instance needs until it ends
+    tries_left: int = 0  # how many more destroy calls it takes to end the instance
     leaves_volume: bool = False
 
     def spend(self, now: float) -> Decimal:

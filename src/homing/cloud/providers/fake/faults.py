@@ -8,7 +8,7 @@
                   preempt notice_preempt    the instance is preempted, without or with a notice
                   hang                      the instance's programs freeze, but it keeps billing
                   leaves_volume             the instance's disk remains and bills after the instance is gone
-    list          list_late                 returns the list of a few seconds ago
+    list          list_late                 returns a list that is a few seconds old
     describe      odd_state                 returns an undocumented state
     destroy       destroy_lies              204, but the instance keeps billing and reappears after a while
                   destroy_stubborn          202, but only the n-th request takes effect
@@ -83,7 +83,7 @@ class Faults:
             if way not in fitting or (route and route not in ROUTES):
                 raise UsageError(
                     what=f"The fake cloud has no fault {way!r}" + (f" for {route} requests." if route else "."),
-                    why=f"Faults: {', '.join(WAYS)}. Request types: {', '.join(ROUTES)}.",
+                    why=f"Known faults: {', '.join(WAYS)}. Known request types: {', '.join(ROUTES)}.",
                     fix="List all faults: homing rehearse --list-faults",
                 )
 

@@ -3,7 +3,7 @@
 Its address comes from $HOMING_HOME/fake/server.json, else from HOMING_FAKE_URL and HOMING_FAKE_KEY. Without an address,
 the fake cloud is not queried.
 
-The adapter is written like that of a real cloud. Every call goes through `rest`, create is never repeated without
+The adapter is written like one for a real cloud. Every call goes through `rest`, create is never repeated without
 looking for our mark, an unrecognized state is `unknown` and counts as billing, and an instance is gone only if the
 provider says so.
 """
@@ -120,7 +120,7 @@ class Fake:
         return [offer for offer in found if offer is not None and not lack(offer, needs)]
 
     def place(self, mark: str) -> Place:
-        """Return the place. The machine ends itself with a key from the cloud that can end no other machine."""
+        """Return the machine's folders and the request that ends it. The request's key can end only this machine."""
         end = EndBilling(
             kind="request",
             method="DELETE",
@@ -187,7 +187,7 @@ class Fake:
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
         """Set the instance's maximum total cost and its latest end time by our clock."""
         if not self._about["has_guard"]:
-            return  # `cannot` lists the missing guard, and launch has warned about it
+            return  # `cannot` already says that there is no guard, and launch shows a warning
         body: dict[str, Any] = {"spend_limit_usd": str(spend_limit_usd), "end_by": None}
         if end_by is not None:
             # The provider's guard uses the provider's clock, which may differ from ours.

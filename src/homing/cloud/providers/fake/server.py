@@ -1,7 +1,7 @@
 """Serves the fake cloud on loopback: python -m homing.cloud.providers.fake.server --home DIR
 
     DIR/fake/server.json   address and key of the server; exists while it is in use      (0600)
-             state.json    what it rents and bills, saved before each response           (0600)
+             state.json    instances, volumes and charges, saved before each response    (0600)
              machines/     see machines.py
 
 The server may be killed at any moment and restarted: it uses the same port and key, continues billing by the clock, and
@@ -194,8 +194,8 @@ def _listen(port: int, server: Server) -> _Listener:
     except OSError as exc:
         raise UsageError(
             what=f"The fake cloud cannot listen on port {port}.",
-            why=f"{exc}. The port cannot change, because the instances that it started use it.",
-            fix="Stop the process that uses the port. Or, if no fake instance is running, delete $HOMING_HOME/fake",
+            why=f"{exc}. The port cannot change, because the fake cloud's instances connect to it.",
+            fix="Stop the other process on that port, or, if no fake instance is running, delete $HOMING_HOME/fake",
         ) from exc
 
 

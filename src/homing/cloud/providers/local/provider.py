@@ -5,7 +5,7 @@
     ├── started.json       the first process was started
     ├── destroy.json       destroy was requested: nothing may start here from now on
     ├── ended.json         when billing ended
-    ├── end_billing.py     the script with which the agent ends billing
+    ├── end_billing.py     the script that the agent runs to end billing
     ├── boot.log
     └── work/              boot.json, agent.zip, run/, data/
 
@@ -180,8 +180,8 @@ class Local:
     def _running(self) -> set[str]:
         """Return the marks of processes on this computer, except those of other providers' machines.
 
-        A process of such a machine may start or end between two scans of the process table. So the machines' processes
-        are listed both before and after ours, and a single process inside a machine excludes its mark.
+        A process of such a machine may start or end between two scans of the process table. So list the machines'
+        processes both before and after ours, and leave out a mark if any of its processes belongs to a machine.
         """
         inside = {process.pid for process, _ in self._world.marked(MACHINE_ENV, "")}
         marked = self._world.marked(names.MARK_ENV, self._prefix)
@@ -204,7 +204,7 @@ class Local:
                 self._write(folder / "destroy.json", {"asked_at": self._world.now()})
         self._tree(instance_id).end()
         if is_recorded:
-            # Do not overwrite an existing file: if the agent ended billing earlier, the agent's time counts.
+            # Do not overwrite an existing file: if the agent ended billing earlier, the time that it recorded counts.
             body = {"schema": "homing.local-ended/1", "ended_at": self._world.now(), "by": "destroy"}
             body.update(boottime=self._world.boottime(), boot_id=self._world.boot_id())
             self._world.create(folder / "ended.json", _json(body))
@@ -217,7 +217,7 @@ class Local:
         return self._world.read(path, start, _LOG_BYTES).decode("utf-8", "replace")
 
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
-        """Do nothing: this computer has no guard, and the agent and dead-man get new limits through the store."""
+        """Do nothing: this computer has no guard, and the agent and the dead-man read new limits from the store."""
 
     def list_resources(self) -> list[Resource]:
         return []  # an instance has only its folder and its processes

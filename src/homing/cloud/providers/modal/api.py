@@ -185,7 +185,7 @@ class ModalApi:
             what=f"modal is not responding: {what}",
             why=problem,
             doubt="The current state is unknown; instances may still be billing.",
-            fix="Check again in a minute: homing runs   Or look at Modal's own page: https://modal.com/apps",
+            fix="Check again in a minute: homing runs   Or open Modal's dashboard: https://modal.com/apps",
         )
 
     def _refusal(self, exc: BaseException, what: str) -> Unwelcome:

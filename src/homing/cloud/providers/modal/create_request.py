@@ -72,11 +72,12 @@ while [ ! -e {_OVER} ] && is_alive; do sleep 1; done
 
 
 def place(*, is_own_image: bool) -> Place:
-    """Return the place.
+    """Return the sandbox's folders and Python interpreters, and the command that ends its billing.
 
-    Billing ends when the first command exits. To end it, the agent creates a marker file or, if the disk is full, kills
-    the command. The image that Modal builds for us has everything in its own Python. The user's own image is treated as
-    a bare machine with Python, where the bootstrap finds the environment made by `homing image build`, or creates it.
+    Billing ends when the first command exits. To end billing, the agent creates a marker file or, if the disk is full,
+    kills the first command. The image that Modal builds for us has all packages in its own Python. The user's own image
+    is treated as a bare machine with Python. There, the bootstrap uses the environment made by `homing image build`, or
+    creates one.
     """
     leave = f"touch {_OVER} || kill -KILL $(cat {_ENTRY_PID})"
     end = EndBilling(kind="command", argv=["sh", "-c", leave])
@@ -88,7 +89,7 @@ def entry_argv(argv: tuple[str, ...]) -> list[str]:
 
 
 def make_request(offer: Offer, order: Order) -> Request:
-    """Return the request without the account's token. If the store is a Volume, the sandbox sees it as a folder."""
+    """Return the request, without the account's token. A store on a Volume appears as a folder in the sandbox."""
     boot, secrets = order.boot, dict(order.secrets)
     if volume_of(boot.store):
         boot = dataclasses.replace(boot, store=f"{parse_modal(boot.store).url}?mount={MOUNT}", secret_names=[])
@@ -120,7 +121,7 @@ def timeout_s(boot: Boot) -> int:
 
 
 def start_within_s(boot: Boot, now: float) -> float:
-    """Return how many seconds the start may still take without using up the time to train, by home's clock."""
+    """Return how many more seconds the start may take, by home's clock, before no time is left to train."""
     allowed = _allowed_s(boot)
     if math.isinf(allowed):
         return allowed
@@ -164,7 +165,7 @@ def _allowed_s(boot: Boot) -> float:
 
 
 def _leave_s(boot: Boot) -> float:
-    """Return after how many seconds the run must leave this sandbox, whose timeout cannot be changed."""
+    """Return the number of seconds after which the run must leave this sandbox, because its timeout is fixed."""
     end_s = float(timeout_s(boot))
     reserve = reserve_s(LAND, end_s, boot.stop_grace_s)
     if end_s < LIFETIME_S:

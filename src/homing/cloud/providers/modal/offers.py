@@ -46,7 +46,7 @@ _CARDS = (
     Card("A100-40GB", "A100-40GB", 8),
     Card("A100-80GB", "A100", 8),
     Card("RTX-PRO-6000", "RTXPRO6000", 8),
-    # if the request says H100, Modal may provide an H200, which is not what was planned
+    # A request for H100 may get an H200, which the plan did not assume; H100! gets exactly an H100.
     Card("H100", "H100", 8, "H100!"),
     Card("H200", "H200", 8),
     Card("B200", "B200", 8),

@@ -46,7 +46,7 @@ __all__ = ["Modal"]
 
 _DEFAULTS: dict[str, Any] = {"cores": 2.0, "memory": 16 * 2**30, "queue": 600.0, "image": "", "registry": ""}
 _OWNER, _MARK, _RATE, _CREATED, _VOLUME = (f"homing-{name}" for name in ("owner", "mark", "rate", "created", "volume"))
-_DESCRIBE_EVERY_S = 4.0  # minimum interval per sandbox, because waiting callers poll several times a second
+_DESCRIBE_EVERY_S = 4.0  # minimum interval between queries of one sandbox; callers may poll several times a second
 _DELIVER_S = 120.0
 _RATES_S = 300.0  # how long a list of rates may be reused
 _ENDED_BY = {124: "ended by Modal's sandbox timeout", 137: "terminated"}
@@ -93,7 +93,7 @@ class Modal:
         ]
 
     def setup_steps(self) -> list[Step]:
-        """Return the steps that the first launch would otherwise have to perform."""
+        """Return the setup steps. The first launch performs any that have not been done."""
         has_app = self._api.app(may_create=False) is not None
         return [
             Step(f"the app {APP} in the workspace, which contains the sandboxes", has_app, self._make_app),
@@ -175,7 +175,7 @@ class Modal:
         """
 
     def deliver(self, instance_id: str) -> None:
-        """Make the sandbox reload the Volume, which it does not do by itself, to see what home has written to it."""
+        """Make the sandbox reload its Volume, so that it sees what home has written. It does not reload by itself."""
         sandbox = self._find(instance_id)
         if sandbox is None or sandbox.returncode is not None or not self._tags_of(self._own(sandbox)).get(_VOLUME):
             return
@@ -243,7 +243,7 @@ class Modal:
             if queue_s < configured_s:
                 longer = "raise --spend-limit: it left no more time to wait and train"
             raise NoOffer(
-                what=f"modal had no {request.offer.name} within {format_duration(queue_s)}.",
+                what=f"modal had no free {request.offer.name} within {format_duration(queue_s)}.",
                 why="Modal keeps a sandbox in a queue until a GPU is free. homing canceled this one.",
                 fix=f"Choose another GPU: {request.order.words.to('plan')}   or {longer}",
             ) from exc

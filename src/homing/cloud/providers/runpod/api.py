@@ -96,7 +96,7 @@ def read_account(api: Api) -> str | None:
         return str(body["data"]["myself"]["id"])
     except Unsure as exc:
         raise ProviderSilent(
-            what="runpod could not identify the account of this key.",
+            what="runpod could not identify this key's account.",
             why=f"{exc}.",
             doubt="Instances that this key does not show may still be billing.",
             fix="Check again in a minute: homing runs",

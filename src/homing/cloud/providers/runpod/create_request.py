@@ -1,7 +1,7 @@
 """A RunPod pod as data: the body of the create call, the first command, how the pod ends itself, and its state.
 
     args       bash -c '...' with the compressed startup script; RunPod passes it to the image's entrypoint
-    may_end    file that the pod writes at boot, which says whether the key that RunPod gave it can see the pod
+    may_end    file in which the pod records at boot whether its own key, provided by RunPod, can see the pod
     end        DELETE with that pod-scoped key; else GraphQL, else runpodctl; if nothing else works, stop the pod
 
 This module is pure and makes no requests.
@@ -107,7 +107,7 @@ print("no: " + "; ".join(name + ": " + problem for name, problem in said.items()
 
 
 def end_command(url: str) -> str:
-    """Return shell code that ends the billing of its own pod. It exits with 0 if RunPod accepts the request."""
+    """Return shell code that ends the billing of the pod it runs in. It exits with 0 if RunPod accepts the request."""
     pod = f'"${POD_ENV}"'
     others = " || ".join(f"runpodctl {verb} {pod}" for verb in ("pod delete", "remove pod", "stop pod"))
     return f"{_python(url, _END)} || {others}"
@@ -119,12 +119,12 @@ def end_billing(url: str) -> EndBilling:
 
 
 def probe_command(url: str) -> str:
-    """Return shell code that runs in the background and records through which API the pod's own key can see the pod."""
+    """Return shell code that checks, in the background, which API lets the pod's own key see the pod."""
     return f"{{ {_python(url, _PROBE)} | tee {MAY_END}.new; mv {MAY_END}.new {MAY_END}; }} &\n"
 
 
 def args_of(startup: str) -> str:
-    """Return the pod's first command as the single string that the API takes."""
+    """Return the pod's first command as a single string, as the API expects it."""
     packed = base64.b64encode(gzip.compress(startup.encode(), mtime=0)).decode()
     # Unpack the script to a file, because commands in a script read from stdin could consume the rest of the script.
     return f"bash -c 'f=$(mktemp) && echo {packed} | base64 -d | gzip -d > $f && exec bash $f'"

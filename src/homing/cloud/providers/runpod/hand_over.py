@@ -2,8 +2,8 @@
 
     PROVISIONING -> STARTING -> RUNNING -> an address for port 22 -> our sshd -> files and secrets -> final check
 
-On a bad host, a pod may get stuck at any of these stages. Every wait has a deadline. After it, the error says
-what the pod was doing.
+On a bad host, a pod may get stuck at any of these stages. Every wait has a deadline. If a deadline passes, the error
+says which stage the pod was in.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["EVERY_S", "Start"]
 
 log = logging.getLogger(__name__)
 EVERY_S = 3.0
-_RIGHT_S = 60.0  # how long the pod may take to find out whether its own key can end it
+_RIGHT_S = 60.0  # how long the pod may take to check whether its own key can end it
 _ASK_S = 30.0
 
 Pod = dict[str, Any]

@@ -47,7 +47,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Choice:
-    """What an offer's name consists of: GPU, number of GPUs, and cloud."""
+    """The parts of an offer's name: GPU, number of GPUs, and cloud."""
 
     gpu_id: str
     count: int
@@ -127,7 +127,7 @@ def _offers(body: dict[str, Any], wanted: Wanted, cloud: str, count: int) -> Ite
 
 
 def _card(name: str, memory_gb: int) -> Gpu | None:
-    """Return the GPU with that name if its memory matches, because one name may contain another (A40 and A4000)."""
+    """Return the known GPU with this name and memory. A name alone may match the wrong GPU (A40 and A4000)."""
     card = find_gpu(name)
     if card is None or abs(card.memory_gib - memory_gb) > 0.1 * card.memory_gib:
         return None

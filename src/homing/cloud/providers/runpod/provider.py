@@ -80,7 +80,7 @@ _BILL = "/billing/pods?bucketSize=day&lastN=31"
 _BILL_EVERY_S = 300.0
 _ACCOUNT_EVERY_S = 300.0
 _SSH_S = 120.0  # how long to wait for a new pod's address
-_TIMER_S = 300.0  # without a hand-over, the pod ends itself this long after the start limit
+_TIMER_S = 300.0  # if there is no hand-over, the pod ends itself this long after the start limit
 # Tolerance for clock differences. A first command that starts later than the start limit plus this is a restart.
 _LATE_S = 120.0
 _SAME_CLOCK_S = 10.0  # smaller clock differences are ignored, because a Date header has whole seconds and arrives late
@@ -92,7 +92,7 @@ _MOST_ENV = 50
 
 @dataclasses.dataclass(frozen=True)
 class _Bill:
-    """What RunPod has billed for a pod. `usd` is None if there is no figure yet or if the key may not read it."""
+    """What RunPod has billed for a pod. `usd` is None if it is not known yet or if the key cannot read it."""
 
     at: float = -math.inf
     usd: Decimal | None = None
@@ -280,7 +280,7 @@ class Runpod:
         return read_log(self._api, f"{_path(instance_id)}/logs")
 
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
-        """Do nothing: RunPod has no guard, and the agent and dead-man get new limits through the store."""
+        """Do nothing: RunPod has no guard, and the agent and the dead-man read new limits from the store."""
 
     # --- other resources ---
 
@@ -294,7 +294,7 @@ class Runpod:
         self._api.delete(f"/network-volumes/{quote(resource.id, safe='')}")
 
     def connection(self, instance_id: str) -> Connection | None:
-        """Return how to log in. Never use a cached address, because a restarted pod has a different port."""
+        """Return the SSH connection. Never use a cached address, because a restarted pod has a different port."""
         found: list[dict[str, Any] | None] = [None]
 
         def is_settled() -> bool:
@@ -415,11 +415,11 @@ class Runpod:
         return str(self._settings["min_cuda"] or cuda_of_image(self._settings["image"]))
 
     def _times(self, request: Request) -> tuple[float, float]:
-        """Return how long the pod's timer waits for the hand-over, and the latest time for its first command to begin.
+        """Return how long the pod's timer waits for the hand-over, and the latest time to start the first command.
 
-        A restart empties the disk, so even a first command that begins in time may be running for the second time. Its
-        timer then starts again, and must still fire before the limit. The latest time is by RunPod's clock, which may
-        differ from ours by hours.
+        A restart empties the disk, so even a first command that starts in time may be running for the second time. Its
+        timer then starts again, and must still fire before the limit. The latest time refers to RunPod's clock, which
+        may differ from ours by hours.
         """
         boot, start_s = request.order.boot, float(self._settings["start_limit"])
         limit = None if boot.spend_limit_usd is None else Decimal(boot.spend_limit_usd)

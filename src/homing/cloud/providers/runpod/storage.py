@@ -19,7 +19,7 @@ from homing.units import format_bytes, format_usd
 
 __all__ = ["Volume", "check_volume", "find_volume", "list_volumes", "make_volume", "monthly_usd", "resource"]
 
-# Dollars per GB and month for the first TB, and for every GB above that. From RunPod's price page of 2026-08.
+# Dollars per GB per month for the first TB, and for every GB above that. From RunPod's price page of 2026-08.
 _USD_PER_GB_MONTH = (Decimal("0.07"), Decimal("0.05"))
 # Factor for high-performance volumes. The API reports no price for them, so assume twice the standard price. homing
 # never creates such a volume.
@@ -72,7 +72,7 @@ def make_volume(api: Api, name: str, num_gb: int, data_center: str, settle_s: fl
         raise CreateFailed(
             what=f"runpod may have created the network volume {name}.",
             why=f"{exc}. RunPod does not list the volume.",
-            fix="Check whether the volume is listed by now: homing reconcile   Then launch again.",
+            fix="Check whether the volume is listed now: homing reconcile   Then launch again.",
         ) from exc
 
 

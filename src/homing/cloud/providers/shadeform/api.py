@@ -22,7 +22,7 @@ from homing.cloud.providers.shadeform.offers import SPOT, rate_of
 
 __all__ = ["Account", "detail_of", "is_over", "mark_of", "rate_now", "state_of"]
 
-_LOOKS = 3  # how many times to read the guard back during the time that a response may be stale
+_LOOKS = 3  # how many times to read the guard back while a response may be stale
 _STATES: dict[str, InstanceState] = {
     "creating": "requested",
     "pending_provider": "requested",
@@ -56,7 +56,7 @@ class Account:
         try:
             made = self.api.post("/instances/create", body)
         except Unwelcome as exc:
-            # Shadeform sends this error as a 409. It does not say whether anything was created.
+            # Shadeform reports internal errors with status 409, and they do not show whether anything was created.
             if "INTERNAL_SERVER_ERROR" in exc.text:
                 raise Unsure(exc.why) from exc
             raise
@@ -79,7 +79,10 @@ class Account:
     def read_back(
         self, instance_id: str, guard: Thresholds, *, is_earlier_fine: bool = False
     ) -> tuple[dict[str, Any] | None, str]:
-        """Return the instance, and how its guard differs from `guard`, or "". Retry while responses may be stale."""
+        """Return the instance and the difference between its guard and `guard`, or "" if there is none.
+
+        Retry while responses may be stale.
+        """
         body, why = None, ""
         for _ in self._looks():
             body, why = self.info(instance_id), "it is not listed"

@@ -27,7 +27,7 @@ __all__ = ["Thresholds", "moment_of", "thresholds_of"]
 
 ALERT_SHARE = Decimal("0.6")
 _CENT = Decimal("0.01")
-_SAME_S = 5.0  # tolerance: fractions may get lost, and Shadeform's clock is known only to a second or two
+_SAME_S = 5.0  # tolerance: fractions may get lost, and we know Shadeform's clock only to within a second or two
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Thresholds:
         return {"spend_threshold": str(spend), "date_threshold": _written(date)}
 
     def by(self, date: float) -> Thresholds:
-        """Return the same thresholds with the date no later than `date`."""
+        """Return the same thresholds, but with a date no later than `date`."""
         return dataclasses.replace(self, date=min(self.date, date))
 
     def why_not(self, shown: Any, *, is_earlier_fine: bool = False) -> str:

@@ -34,7 +34,7 @@ _ASK_S = 30.0
 
 
 def place_of(url: str, *, is_self_deleting: bool) -> Place:
-    """Return where our files are on the machine, and how it ends its billing. That needs the account's key."""
+    """Return the machine's folders and the request that ends its billing, which needs the account's key."""
     if not is_self_deleting:
         return startup_script.place(EndBilling(kind="command", argv=["echo", _NO_KEY_THERE]))
     delete = f"{url}/instances/{_ID}/delete"
@@ -68,7 +68,7 @@ def launch_configuration(mark: str, end_within_s: float, home: Path, world: Worl
 
 
 def connection_of(body: dict[str, Any], home: Path, world: World) -> Connection | None:
-    """Return how to log in, or None if the machine has no address yet or this home does not have its host key."""
+    """Return the SSH connection, or None if the machine has no address yet or this home lacks its host key."""
     if not body.get("ip") or state_of(body) != "ready":
         return None
     key = find_host_key(home, mark_of(body), world)

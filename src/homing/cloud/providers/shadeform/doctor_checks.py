@@ -38,7 +38,7 @@ def _check_clouds(types: list[dict[str, Any]], choice: Choice) -> Check:
         return warning("shadeform.clouds", "The catalog is empty.", "Try again in a minute.")
     unknown = [name for name in choice.clouds if name not in there]
     if unknown:
-        # Warn only: the cloud may be sold out and not misspelled, because the catalogue shows only what is available.
+        # Only warn: the name may be right and the cloud sold out, because the catalogue lists only what is available.
         text = f"cloud.shadeform.clouds lists {', '.join(unknown)}, which have no offers now."
         return warning("shadeform.clouds", text, f"Available now: {', '.join(there)}   {_EXPLAIN}.clouds")
     return ok("shadeform.clouds", f"{len(types)} instance types from {', '.join(there)}.")

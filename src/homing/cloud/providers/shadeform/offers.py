@@ -39,7 +39,7 @@ class Choice:
 @dataclass(frozen=True)
 class Catalogue:
     offers: list[Offer] = field(default_factory=list)
-    left_out: list[tuple[Offer, str]] = field(default_factory=list)  # each with a short reason
+    left_out: list[tuple[Offer, str]] = field(default_factory=list)  # unusable entries, each with a short reason
     types: dict[str, dict[str, Any]] = field(default_factory=dict)  # offer name -> catalogue entry of the machine type
 
 
@@ -157,7 +157,7 @@ def _offer(provider: str, name: str, body: dict[str, Any], entry: dict[str, Any]
 
 
 def _card(gpu_type: str, memory_gb: int, interconnect: str) -> Gpu | None:
-    """Return the GPU in our table with that name and memory. `A4000` contains "A40" but is a different GPU."""
+    """Return the GPU in our table with this name and memory. `A4000` contains "A40" but is a different GPU."""
     named = find_gpu(gpu_type)
     if named is None:
         return None

@@ -87,8 +87,8 @@ class Shadeform:
         self._catalogue = Catalogue()
         self._ours: set[str] = set()  # ids of instances that this process has seen with our mark
         self._looked: dict[str, tuple[float, Instance]] = {}
-        self._held_keys: set[str] = set()  # ids of SSH keys that a machine being deleted still uses
-        self._handed: dict[str, float] = {}  # instance handed over by this process -> when to stop checking it over SSH
+        self._held_keys: set[str] = set()  # ids of SSH keys still in use by a machine that is being deleted
+        self._handed: dict[str, float] = {}  # id of a handed-over instance -> when to stop checking it over SSH
 
     @staticmethod
     def is_configured(home: Path, world: World) -> bool:
@@ -215,7 +215,7 @@ class Shadeform:
                 raise
 
     def log(self, instance_id: str) -> str:
-        """Return the machine's boot.log, read over SSH because Shadeform keeps no log, or why it cannot be read."""
+        """Return the machine's boot.log (read over SSH, because Shadeform keeps no log), or why it cannot be read."""
         instance = self.describe(instance_id)
         if instance.state == "gone":
             return ""
@@ -368,7 +368,7 @@ class Shadeform:
             if mark_of(body) == request.mark:
                 return self._instance(body)
             why = f"its name is {body.get('name')!r} and its tags are {body.get('tags')!r}"
-        with contextlib.suppress(ProviderRefused):  # launch tries to delete it again, with the id
+        with contextlib.suppress(ProviderRefused):  # launch tries again to delete the instance, by its id
             self._account.delete(instance_id)
         raise CreateFailed(
             what=f"Shadeform started {request.mark} without the requested auto_delete. homing is destroying it.",

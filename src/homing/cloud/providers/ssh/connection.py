@@ -64,11 +64,11 @@ class HostKeyChanged(ProviderRefused):
 
 class Host:
     def __init__(self, settings: Ssh, folder: Path, world: World) -> None:
-        """Use `folder` for what home knows about SSH hosts: their settings, pinned keys and marks."""
+        """Set up the host. `folder` stores what home knows about SSH hosts: their settings, pinned keys and marks."""
         self.settings, self._world = settings, world
         self.user = settings.user or world.environment().get("USER") or world.run(["id", "-un"], 10.0).out.strip()
         for word, value in (("host", settings.host), ("user", self.user)):
-            if not re.fullmatch(r"[A-Za-z0-9_:][\w.:%-]*", value):  # a leading dash would be parsed as an ssh option
+            if not re.fullmatch(r"[A-Za-z0-9_:][\w.:%-]*", value):  # ssh would parse a leading dash as an option
                 raise UsageError(
                     what=f"cloud.ssh.{word} is {value!r}, which is not a valid {word}.",
                     fix=f"Change cloud.ssh.{word} in the run file.",
@@ -215,7 +215,7 @@ def fingerprint(line: str) -> str:
         raise UsageError(
             what="cloud.ssh.host_key is not a public key.",
             why=f"Expected a key type and a base64 key, got: {' '.join(line.split()[1:])!r}",
-            fix="Show the host's public key, on the host: cat /etc/ssh/ssh_host_ed25519_key.pub",
+            fix="On the host, print its public key: cat /etc/ssh/ssh_host_ed25519_key.pub",
         ) from exc
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
@@ -269,7 +269,7 @@ def _explain(host: Host, done: Completed) -> HomingError:
         return ProviderRefused(
             what=f"{host.name} returned an unreadable response, so what is running there is unknown.",
             why=last,
-            fix=f"Check that Python is 3.8 or newer, on the host: {host.settings.python or 'python3'} --version",
+            fix=f"On the host, check that Python is 3.8 or newer: {host.settings.python or 'python3'} --version",
         )
     return ProviderRefused(
         what=f"{host.name} is unreachable, so what is running there is unknown.",

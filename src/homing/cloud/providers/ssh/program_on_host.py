@@ -39,7 +39,7 @@ LOG_BYTES = 4000
 READ_BYTES = 1 << 20
 TURN_S = 10.0
 KEEP_S = 3 * 86400.0
-# Environment variables that an instance inherits. This is an allowlist, so that no others are passed on.
+# Environment variables that an instance inherits: an allowlist, so that no other variables are passed on.
 ENV_NAMES = re.compile(
     r"(PATH|HOME|USER|LOGNAME|LANG|LC_\w+|TZ|TMPDIR|LD_LIBRARY_PATH|DYLD_\w+|XDG_RUNTIME_DIR"
     r"|OMP_\w+|MKL_\w+|OPENBLAS_\w+|CUDA_\w+|NVIDIA_\w+|PIP_\w+|UV_\w+|SSL_CERT_\w+|https?_proxy|no_proxy)"

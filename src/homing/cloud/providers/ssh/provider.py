@@ -223,7 +223,7 @@ class Ssh:
         return str(host.call("log", mark=mark)["text"])
 
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
-        """Do nothing: the host has no guard, and the agent and dead-man get new limits through the store."""
+        """Do nothing: the host has no guard, and the agent and the dead-man read new limits from the store."""
 
     def list_resources(self) -> list[Resource]:
         return []  # an instance has only its folder and its processes
@@ -325,7 +325,7 @@ class Ssh:
 
 
 def _proof(boot: Boot) -> tuple[str, str]:
-    """Return path and hash of an object that home has just written to a `file:` store, or "" for other stores.
+    """Return the path and hash of an object that home has just written to a `file:` store, or "" for other stores.
 
     The host must find this object there, which shows that it can read the same store.
     """

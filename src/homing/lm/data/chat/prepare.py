@@ -1,4 +1,4 @@
-"""Prepares the conversations of one phase: order -> doctor -> train or val -> shards -> manifest (written last).
+"""Prepares the conversations of one phase: order -> checks -> train or val -> shards -> manifest (written last).
 
 Preparation can be repeated, and can be killed at any point: shards without a manifest are ignored, and an existing
 result for the same files, settings, tokenizer and template is reused. The findings about the files are stored next to
@@ -244,7 +244,7 @@ def _report(doctor: Doctor, manifest: DataManifest) -> dict[str, Any]:
 
 
 def _fit(doctor: Doctor, context: int) -> dict[str, Any]:
-    """Return how many conversations exceed the context, and the context in which the fraction MOST would fit whole."""
+    """Return how many conversations exceed the context, and the context in which the fraction MOST would fit uncut."""
     needed = sorted(length for lengths in doctor.lengths.values() for length in lengths)
     return {
         "num_conversations": len(needed),

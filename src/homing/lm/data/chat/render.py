@@ -99,7 +99,7 @@ Span = tuple[int, int]
 @dataclass(frozen=True)
 class Example:
     ids: NDArray[np.uint32]
-    mask: NDArray[np.bool_]  # True for each target of the loss
+    mask: NDArray[np.bool_]  # True for tokens that count in the loss
     turn_ends: list[int]  # position of the first token after each learned answer
 
     def up_to_answer(self) -> Example:
@@ -112,7 +112,7 @@ class Example:
 
 @dataclass(frozen=True)
 class _Text:
-    """The template's output, in which markers from messages are still broken, and the spans of it that are learned."""
+    """The template's output, in which markers from messages are still broken, and the spans of text to learn."""
 
     text: str
     spans: list[Span]

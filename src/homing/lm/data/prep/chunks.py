@@ -50,7 +50,7 @@ class Chunk:
 
 
 class _Pace:
-    """Takes documents as long as the fraction taken does not exceed the fraction of the files read so far."""
+    """Takes documents until they reach the requested fraction of the files opened so far."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._share = inputs.take_bytes / inputs.num_file_bytes if inputs.is_part else math.inf

@@ -29,7 +29,7 @@ __all__ = ["MARK_BYTES", "SLOW_MARK_BYTES", "AnyEncoder", "encode_all", "last_ma
 
 AnyEncoder = Encoder | TheirEncoder
 
-# Bytes of text between two marks. A kill loses at most a few seconds of work, and syncing takes little of the time.
+# Bytes of text between two marks. A killed prep loses at most a few seconds of work, and syncing costs little time.
 MARK_BYTES, SLOW_MARK_BYTES = 256_000_000, 16_000_000
 # How much of the user's text the encoder is verified on at each start. This is small, because `tokenizers` is slow.
 _PROOF_BYTES = 32_000
@@ -134,7 +134,7 @@ def _with_sides(chunks: Iterator[Chunk], rule: SplitRule) -> Iterator[tuple[Chun
     for chunk in chunks:
         if chunk.is_validation or not rule.threshold:
             yield chunk, np.full(len(chunk.documents), chunk.is_validation)
-        # in the usual case there may be millions of documents, so create no object for each
+        # the usual case: create no object per document, because there may be millions
         elif not rule.passage_bytes:
             sides = [document_hash(document) < rule.threshold for document in chunk.documents]
             yield chunk, np.array(sides, dtype=bool)

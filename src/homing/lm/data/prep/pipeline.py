@@ -164,8 +164,8 @@ def _scan_and_encode(job: _Job, encoder: Callable[[], AnyEncoder]) -> tuple[Scan
     """With a given tokenizer, scan and encode in one pass if the split is known in advance, else only scan.
 
     The split is known in advance if there are many documents. If there turn out to be few after all, the shards are
-    made again. A killed pass leaves a mark but no scan. In that case all text is scanned again, and the encoded part is
-    kept if the split is the same.
+    written again. A killed pass leaves a mark but no scan. In that case all text is scanned again, and the encoded part
+    is kept if the split is the same.
     """
     if "scan" in job.work.state:
         return Scan(**job.work.state["scan"]), None
@@ -238,7 +238,7 @@ def _as_learned(job: _Job) -> _Job:
 
 
 def _encode(job: _Job, scan: Scan, encoder: Callable[[], AnyEncoder]) -> dict[str, Split]:
-    """Run pass two from the last mark on."""
+    """Run pass two, starting from the last mark."""
     _check_disk(job, scan.num_text_bytes)
     mark = last_mark(job.work, scan.rule)
     cuts = Cuts(scan.unmarked_bytes, job.order.text_field, is_checked=False)

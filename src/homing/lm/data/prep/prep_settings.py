@@ -1,4 +1,4 @@
-"""The request to prep, checked before anything is written, and the progress that prep reports."""
+"""The settings of a prep, which are checked before prep writes anything, and the progress that prep reports."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class PrepOrder:
     text: list[str]  # paths, globs, folders
     dir: Path
     validation: list[str] = field(default_factory=list)
-    val_fraction: float = 0.01  # held out by the hash of the document; ignored if `validation` names files
+    val_fraction: float = 0.01  # part of the documents to hold out, selected by hash; ignored if `validation` is set
     text_field: str = "text"
     vocab_size: int = 32768
-    is_vocab_firm: bool = True  # False if the user did not set it, so that a smaller vocabulary is accepted
+    is_vocab_firm: bool = True  # whether the user set `vocab_size`; if not, a smaller vocabulary is accepted too
     split: str = "gpt4"
     specials: str = "standard"
     tokenizer: str = ""  # path of an existing tokenizer.json to use
     sample_bytes: int = 100_000_000
     shard_tokens: int = 100_000_000
-    take_bytes: int = 0  # amount of text to take, proportionally from every file; 0 for all
+    take_bytes: int = 0  # amount of text to use, in proportion from every file; 0 for all
     is_forced: bool = False  # redo finished work
     # The store URLs from which `text` and `validation` were fetched, so that a change in the run file is detected.
     named: dict[str, list[str]] = field(default_factory=dict)
@@ -80,12 +80,12 @@ class Inputs:
 
     @property
     def is_part(self) -> bool:
-        """Whether the files hold more text than is to be taken."""
+        """True if the files contain more text than prep will use."""
         return 0 < self.take_bytes < self.num_file_bytes
 
     @property
     def num_bytes(self) -> int:
-        """The number of bytes to read, as far as it is known in advance."""
+        """The expected number of bytes to read."""
         return self.take_bytes if self.is_part else self.num_file_bytes
 
     @property
@@ -123,7 +123,7 @@ def _check_new(order: PrepOrder) -> Facts:
     if order.vocab_size < smallest:
         raise DataError(
             what=f"A vocabulary of {order.vocab_size:,} is too small.",
-            why=f"256 bytes and {len(specials)} special token{'s' * (len(specials) > 1)} already need {smallest}.",
+            why=f"The 256 bytes and {len(specials)} special token{'s' * (len(specials) > 1)} alone need {smallest}.",
             fix="Use --vocab-size 8192 for a few MB of text, 32768 for 1 GB.",
         )
     if order.vocab_size > 1 << 20:
@@ -136,7 +136,7 @@ def _check_new(order: PrepOrder) -> Facts:
 
 
 def existing_tokenizer(order: PrepOrder) -> Path:
-    """Return the path of the tokenizer.json that the order names, directly or by its folder."""
+    """Return the path of the existing tokenizer.json to use. `order.tokenizer` is that file or its folder."""
     path = Path(order.tokenizer)
     return path / TOKENIZER if path.is_dir() else path
 
@@ -176,8 +176,8 @@ def find_inputs(order: PrepOrder) -> Inputs:
     if len(kept) < len(text.sources):
         count = len(text.sources) - len(kept)
         warnings.append(
-            f"{count} of the text files {'is' if count == 1 else 'are'} also listed for validation"
-            " and left out of training."
+            f"{count} text {'file is' if count == 1 else 'files are'} also listed for validation"
+            " and will not be used for training."
         )
     if not kept:
         raise DataError(
@@ -189,10 +189,10 @@ def find_inputs(order: PrepOrder) -> Inputs:
 
 
 def settings_of(order: PrepOrder, facts: Facts, inputs: Inputs) -> dict[str, Any]:
-    """Return everything except the text that determines the result. This is stored in the manifest."""
+    """Return all settings that affect the result, for the manifest. The text itself is not included."""
     settings = {
         "text": list(order.text),
-        "num_text_files": len(inputs.text),  # the first files in the source list; the others are validation files
+        "num_text_files": len(inputs.text),  # these come first in the list of sources, before the validation files
         "validation": list(order.validation),
         "val_fraction": 0.0 if order.validation else float(order.val_fraction),
         "text_field": order.text_field,

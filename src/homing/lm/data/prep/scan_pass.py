@@ -1,13 +1,13 @@
-"""Pass one of prep: reads, hashes and checks all text that is taken, so that no invalid text becomes data.
+"""Pass one of prep: reads, hashes and checks all text that prep will use, so that no invalid text reaches the shards.
 
-It counts documents and bytes and determines the split between train and val. On the way it yields an even sample of the
+It counts documents and bytes and determines the split between train and val. Meanwhile it yields an even sample of the
 text, for training the tokenizer.
 
 A document is added to the sample whenever the fraction of the sample collected does not exceed the fraction of input
 read. So the sample covers the whole input evenly, is deterministic, and needs neither unpacked sizes nor a second pass.
 
-If no tokenizer has to be trained, the chunks can be encoded as they come, provided that the split is known in advance.
-That is the case if there are many documents, which the first chunk indicates.
+If no tokenizer has to be trained, the chunks can be encoded as they arrive, provided that the split is known in
+advance. It is known if there are many documents, and the first chunk shows whether that is likely.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_NAMED = 20  # maximum number of files to record in each list of names
 
 @dataclass(frozen=True)
 class Scan:
-    """The result of pass one, kept in the state file so that pass one need not be repeated after a kill."""
+    """The result of pass one. The state file stores it, so that a killed prep can resume without repeating pass one."""
 
     sha256s: list[str]  # hash of each file; "" if it was not read completely
     num_documents: int
@@ -60,13 +60,13 @@ class Scanner:
         self._cuts = Cuts(unmarked_bytes_for(inputs.num_bytes), order.text_field)
         self._fraction = 0.0 if inputs.validation else order.val_fraction
         self._small = SmallCorpus(self._fraction)
-        # The rule to use if there are many documents, which `result` decides.
+        # The rule to use if there are many documents; `result` decides whether there are.
         self.likely_rule = SplitRule(int(self._fraction * HASH_SPACE))
         self._sha256s: list[str] = []
         self._num_documents = self._num_val_documents = self._num_text_bytes = 0
 
     def sample(self) -> Iterator[bytes]:
-        """Read all text and yield the sample's documents. Exhaust this before calling `result`."""
+        """Read all text and yield the sample's documents. Exhaust this generator before calling `result`."""
         total, sampled = self._inputs.num_bytes, 0
         with ahead(self.chunks()) as chunks:
             for chunk in chunks:
@@ -78,7 +78,7 @@ class Scanner:
                 self._notify(chunk.read_bytes)
 
     def is_likely_small(self, first: Chunk) -> bool:
-        """Return whether there seem to be too few documents for the default threshold, judging by the first chunk."""
+        """Return whether, judging by the first chunk, there are too few documents for the default threshold."""
         share = first.read_bytes / self._inputs.num_bytes
         return self._small.is_small and len(first.documents) <= self._small.max_documents * share
 
@@ -130,9 +130,9 @@ class Scanner:
 def rule_by_passages(
     order: PrepOrder, inputs: Inputs, scan: Scan, weigh: Callable[[list[bytes]], list[int]]
 ) -> SplitRule:
-    """Return the rule that holds out the right fraction of what `weigh` counts (bytes or tokens). Reads all text.
+    """Read all text and return the rule that holds out the requested fraction, measured by `weigh` (bytes or tokens).
 
-    Returns the scan's own rule if there are too many documents for this.
+    If there are too many documents for this, return the scan's own rule without reading the text.
     """
     if not Passages.can_hold(scan.num_documents):
         return scan.rule
@@ -146,7 +146,7 @@ def rule_by_passages(
 
 
 def marker_note(scan: Scan) -> str:
-    """Return a note about what counts as a document if the <|endoftext|> marker occurs nowhere, else ""."""
+    """If the text has no <|endoftext|> marker, return a note on what counts as a document, else ""."""
     if not scan.num_plain_files or scan.num_marked_files:
         return ""
     if not scan.files_cut:
@@ -164,8 +164,8 @@ def marker_note(scan: Scan) -> str:
 
 def part_note(scan: Scan, inputs: Inputs) -> str:
     return (
-        f"Using {format_bytes(scan.num_text_bytes)} of the text, in proportion from each file, out of"
-        f" {format_bytes(inputs.num_file_bytes)}; set data.take: 0 to use all of it."
+        f"Using {format_bytes(scan.num_text_bytes)} out of {format_bytes(inputs.num_file_bytes)} of text, in proportion"
+        " from each file; set data.take: 0 to use all of it."
     )
 
 
@@ -185,7 +185,7 @@ def scan_warnings(scan: Scan, order: PrepOrder, *, has_validation: bool) -> list
         warnings.append(missing)
     if order.val_fraction and not has_validation and not scan.threshold:
         warnings.append(
-            "No text is held out for validation: there is too little text to split."
+            "No text is held out for validation, because there is too little text to split."
             " Add text, or set data.validation to a file."
         )
     if has_validation and not scan.num_val_documents:

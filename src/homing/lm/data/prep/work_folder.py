@@ -1,15 +1,15 @@
-"""Keeps the unfinished work of a prep in a hidden folder inside the target folder, with a state file.
+"""Keeps prep's unfinished work and its state in a hidden folder inside the target folder.
 
-    data/NAME/.prep/state.json     what is done, with which settings and inputs
-    data/NAME/.prep/*              shards and tokenizer while they are written; nothing reads them from here
+    data/NAME/.prep/state.json     the completed stages, and the settings and inputs they used
+    data/NAME/.prep/*              shards and tokenizer while prep writes them; no other code reads them here
 
 Work with different settings, different inputs or a different version is discarded, never continued. The lock is on the
 target folder itself, so it leaves no file behind and is released when the process ends.
 
 At the end the result is published: the old manifest is removed first, and the new one is written last. In between there
-is no manifest, and shards without a manifest are not data. So a prep that dies at this point looks unfinished to every
-reader, and the next one finishes moving the files. `prep.json` records size and modification time of the inputs, so
-that unchanged ones need not be read again.
+is no manifest, and readers reject shards without a manifest. So if prep dies at this point, its result counts as
+unfinished, and the next prep moves the remaining files. `prep.json` records the size and modification time of each
+input, so that unchanged inputs need not be read again.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Work:
 
 @contextmanager
 def open_work(target: Path) -> Iterator[Work]:
-    """Create and lock the target folder. If it was created here and stays empty, remove it again."""
+    """Create and lock the target folder. On exit, remove it if this call created it and it is still empty."""
     was_there = target.exists()
     with _as_data_error(target):
         target.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def _lock(descriptor: int, target: Path) -> None:
     except BlockingIOError as exc:
         raise DataError(
             what=f"Another prep is running in {target}.",
-            why="Two at the same time would overwrite each other's files.",
+            why="Two preps in the same folder would overwrite each other's files.",
             fix="Wait until it has finished, or choose another folder: --out DIR",
         ) from exc
 
@@ -113,7 +113,7 @@ def _as_data_error(target: Path) -> Iterator[None]:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
             raise disk_full(target, exc.strerror or "") from exc
         named = Path(os.fsdecode(exc.filename)).absolute() if exc.filename else target
-        # The path is below the target, or is a parent that could not be created. Any other path is an input of prep.
+        # An error at the target, below it or in a parent means that prep cannot write. Any other path is an input file.
         if not named.is_relative_to(target.absolute()) and not target.absolute().is_relative_to(named):
             raise DataError(
                 what=f"{os.fsdecode(exc.filename)} cannot be read.",
@@ -185,7 +185,7 @@ def publish(work: Work, manifest: DataManifest, inputs: Inputs) -> None:
 
 
 def find_finished(target: Path, settings: dict[str, Any], inputs: Inputs) -> DataManifest | None:
-    """Return the manifest of a finished prep with the same settings and text, or None if missing or incomplete."""
+    """Return the manifest if prep has already finished here with the same settings and text, else None."""
     try:
         manifest = loads(DataManifest, (target / MANIFEST).read_bytes())
     except (OSError, WireError):
@@ -225,7 +225,7 @@ def tokenizer_files(manifest: DataManifest) -> list[str]:
 
 
 def _others_extras(manifest: DataManifest) -> tuple[str, ...]:
-    """Return files of a previous tokenizer that would be mistaken for files of the new third-party tokenizer."""
+    """Return names of files from a previous tokenizer that could be mistaken for the new third-party tokenizer's."""
     return (*EXTRAS, *METADATA_FILES) if "metadata" in manifest.settings else ()
 
 

@@ -27,7 +27,7 @@ from homing.wire.shard_manifest import DataManifest
 
 __all__ = ["IGNORED", "ConversationSplit", "Mixture", "PackedConversations", "mixture_of", "open_conversations"]
 
-IGNORED = -100  # target of masked positions; the loss function ignores the same number
+IGNORED = -100  # target value of masked positions; the loss function ignores this value
 PADDING = -1  # segment number of padding, which belongs to no conversation
 _EPOCHS_KEPT = 2
 # Combined with the seed when rows are permuted, so that their order is independent of the order of conversations.
@@ -63,7 +63,7 @@ class Mixture:
 
 
 def mixture_of(manifest: DataManifest, split: str) -> Mixture:
-    """Return the mixture that prep recorded. For validation, each conversation is read once, whatever the weights."""
+    """Return the mixture that prep recorded. Validation reads each conversation once, regardless of weights."""
     sources = manifest.settings["sources"]
     is_train = split == "train"
     return Mixture([int(s["num"][split]) for s in sources], [float(s["copies"]) if is_train else 1.0 for s in sources])
@@ -123,7 +123,7 @@ class PackedConversations:
         return self._num_rows[known]
 
     def locate(self, row: int) -> tuple[int, int]:
-        """Return the number of the row's epoch, and the row's index in that epoch."""
+        """Return the row's epoch and its index within that epoch."""
         if self._is_steady:
             return divmod(row, self.num_rows())
         epoch = 0
@@ -188,7 +188,7 @@ class PackedConversations:
 
 
 def _chosen(mixture: Mixture, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return the conversations of one epoch, with each source repeated as often as the mixture says.
+    """Return the conversations of one epoch, with each source repeated as often as the mixture requires.
 
     For a fractional number of copies, part of the source is repeated once more. From epoch to epoch, this part moves
     through the source in a fixed order, so that over time all conversations of the source occur equally often.

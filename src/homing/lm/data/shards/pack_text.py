@@ -93,14 +93,14 @@ class PackedStream:
 def check_ids(ids: NDArray[np.int32], vocab_size: int, split: str) -> None:
     """Raise DataError if an id is outside the vocabulary.
 
-    The size of a file does not reveal that its contents are damaged or belong to another tokenizer, and the GPU's error
-    for such an id names neither the shard nor the id.
+    A file of the right size may still be damaged or belong to another tokenizer, and the GPU's error for such an id
+    names neither the shard nor the id.
     """
     largest = int(ids.view(np.uint32).max())
     if largest >= vocab_size:
         raise DataError(
             what=f"The {split} shards contain token id {largest:,}; the vocabulary ends at {vocab_size - 1:,}.",
-            why="They are damaged or from another tokenizer; `homing verify RUN --hash` finds a damaged file.",
+            why="They are damaged or from another tokenizer; use `homing verify RUN --hash` to detect damage.",
             fix="Prepare them again: homing prep RUN --force",
         )
 

@@ -4,7 +4,7 @@
     open_split(data_dir, ..., name)  check every file, then map it; nothing is copied
 
 Sizes and index bounds are always checked. Hashes are checked only on request, which requires reading every byte.
-Rows, batches and their order are not handled here but in `pack_text` and `pack_chats`.
+`pack_text` and `pack_chats` build rows and batches and determine their order.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def open_split(data_dir: Path, manifest: DataManifest, name: str, *, checks_hash
     if name not in manifest.splits:
         raise DataError(
             what=f"The data in {data_dir} has no split {name!r}.",
-            why=f"Its splits: {', '.join(sorted(manifest.splits)) or 'none'}.",
+            why=f"Available splits: {', '.join(sorted(manifest.splits)) or 'none'}.",
             fix="Prepare the data again: homing prep RUN --force",
         )
     dtype, listed = _DTYPES[manifest.dtype], manifest.splits[name].shards
@@ -100,7 +100,7 @@ def open_split(data_dir: Path, manifest: DataManifest, name: str, *, checks_hash
         shard_starts.append(shard_starts[-1] + shard.num_tokens)
     _refuse(data_dir, wrong)
     if shard_starts[-1] == 0:
-        _refuse(data_dir, [f"the split {name!r} holds no tokens"])
+        _refuse(data_dir, [f"the split {name!r} contains no tokens"])
     return TokenSplit(
         name=name,
         shards=shards,

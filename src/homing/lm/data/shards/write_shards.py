@@ -1,8 +1,8 @@
 """Writes token shards: `train-00000.bin` and its index, hashed while they are written.
 
     append(ids, starts) -> append tokens to the open shard, with <|endoftext|> before each document;
-                           a shard that reaches `shard_tokens` is closed after the current document
-    mark()              -> sync all bytes to disk, and return a state to resume from
+                           when a shard reaches `shard_tokens`, it is closed after the current document
+    mark()              -> sync all bytes to disk, and return the state to resume from
     finish()            -> close the last shard
 
 The result depends only on the documents, not on the batches in which they are appended. So a writer that is killed and
@@ -138,7 +138,7 @@ class ShardWriter:
         return tokens, begins
 
     def _last_that_fits(self, begins: npt.NDArray[np.int64], first: int) -> int:
-        """Return one more than the index of the last document that still goes into the open shard."""
+        """Return the end index (exclusive) of the documents that still go into the open shard."""
         room = self._shard_tokens - self._state.num_tokens
         reached = int(np.searchsorted(begins, begins[first] + room, side="left"))
         return min(max(reached, first + 1), len(begins) - 1)

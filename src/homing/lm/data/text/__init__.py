@@ -1,11 +1,11 @@
 """Splits raw text into documents. File discovery is in `homing.find_source_files`.
 
     read_bytes a source, compressed or plain  -> blocks of bytes
-    parquet    a source that is a table       -> the text of its rows
+    parquet    a Parquet file                 -> the text of its rows
     documents  blocks, JSON lines, rows       -> documents of bounded size
     split      a document's hash              -> train or val
 
-These modules keep no more than a few blocks in memory, whatever the size of a file. A document is UTF-8 bytes, because
+These modules keep no more than a few blocks in memory, regardless of file size. A document is UTF-8 bytes, because
 the tokenizer works on bytes, and decoding would take longer than reading.
 """
 

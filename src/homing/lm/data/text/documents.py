@@ -28,7 +28,7 @@ MARKER = b"<|endoftext|>"
 MAX_DOCUMENT_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20
 _BOM = b"\xef\xbb\xbf"
-# Common formats that are not text: how the file begins, how its name ends, what it is, and how to convert it.
+# Common formats that are not text: first bytes, file name endings, description, and conversion command.
 _NO_TEXT = (
     (b"%PDF", "", "a PDF", "pdftotext {path} {text}"),
     (b"PK\x03\x04", (".docx", ".odt", ".epub"), "a zipped document", "pandoc -t plain -o {text} {path}"),
@@ -97,7 +97,7 @@ def _plain_documents(reading: Reading, cuts: Cuts) -> Iterator[bytes]:
     cuts.num_plain_files += 1
     if b"\r\n" in rest:
         cuts.windows_files.append(path)
-    # Count the file here and not after the loop, because a caller that needs only a part never reads to the end.
+    # Count the file here and not after the loop, because callers that need only part of the text never reach the end.
     is_marked = MARKER in rest
     cuts.num_marked_files += is_marked
     limit = MAX_DOCUMENT_BYTES // 2 if is_marked else cuts.unmarked_bytes

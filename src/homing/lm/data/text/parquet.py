@@ -38,7 +38,7 @@ __all__ = ["Group", "check_pages", "rows_of", "texts_of"]
 
 _BATCH_BYTES = 1 << 20  # target size of a batch of rows, estimated from the mean row size of the row group
 _ROWS_BYTES = 16 << 20  # maximum size of a batch if every row contained the largest value of each dictionary
-# Maximum number of rows per batch, because a row group with repeated texts declares far fewer bytes than its rows take.
+# Maximum number of rows per batch. If texts repeat, a row group declares far fewer bytes than its rows need in memory.
 _MOST_ROWS = 512
 _PAGES_BYTES = 1 << 20  # number of bytes to read ahead in a column
 _MOST_NAMED = 20  # maximum number of columns listed in an error
@@ -134,7 +134,7 @@ def _batches(reading: Reading, table: Any, columns: list[str]) -> Iterator[tuple
             reading.num_bytes_read = reading.source.num_bytes * min(done, num_rows) // num_rows
             yield first, batch
     if done != num_rows:
-        raise ValueError(f"Its metadata says {num_rows:,} rows, but it has {done:,}.")
+        raise ValueError(f"Its metadata declares {num_rows:,} rows, but it contains {done:,}.")
 
 
 def _rows_at_once(group: Any, pages: Group) -> int:

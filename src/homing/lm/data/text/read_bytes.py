@@ -45,7 +45,7 @@ _ZSTD_BLOCKS = 4096  # maximum number of zstd blocks to read at once, because bl
 
 
 class Reading(io.RawIOBase):
-    """A file on disk that counts and, on request, hashes the bytes that are read from it."""
+    """A file on disk. Counts the bytes that are read from it and, on request, hashes them."""
 
     def __init__(self, source: Source, *, is_hashed: bool = False) -> None:
         self.source = source
@@ -245,7 +245,7 @@ def check_unpacked(path: str, packed_bytes: int, unpacked_bytes: int, what: str 
     if is_bomb(packed_bytes, unpacked_bytes):
         raise DataError(
             what=f"{path} {what} too much text for its size.",
-            why=f"{packed_bytes:,} bytes become {format_bytes(unpacked_bytes)},"
+            why=f"{packed_bytes:,} bytes expand to {format_bytes(unpacked_bytes)},"
             f" more than {MOST_TIMES:,} times as much.",
             fix="Remove the file from the list. If its text is genuine, decompress it and list the result instead.",
         )

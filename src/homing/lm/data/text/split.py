@@ -4,9 +4,9 @@
 
 The end of a file would not be a fair sample of it, and identical documents must never be in both splits. With very many
 documents, the threshold is the requested fraction of the hash space. With few, it is adjusted so that the size of val
-is as close as possible to the fraction, which also keeps both splits from being empty. If whole documents are too long
-for that, each is cut at paragraph breaks into passages, and each passage is assigned by its own hash. Adjacent passages
-in the same split stay one document.
+is as close as possible to the fraction, which also keeps both splits from being empty. If the documents are too
+long for that, each is cut at paragraph breaks into passages, and each passage is assigned by its own hash. Adjacent
+passages in the same split are kept together as one document.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _END_BYTES = 1024
 # A val split is close enough if its fraction differs from the requested one by no more than this. For a small fraction,
 # the limit is a quarter of it.
 _NEAR_ENOUGH = 0.005
-# A val split of several passages is fairer than one of a single passage, but very short passages are of little use.
+# Several passages make a more representative val split than one, but very short passages are of little use.
 _PASSAGES_WANTED, _MIN_PASSAGE_BYTES = 8, 256
 
 
@@ -77,7 +77,7 @@ class SmallCorpus:
 @dataclass(frozen=True)
 class Choice:
     threshold: int  # 0 if nothing can be held out
-    miss: float  # difference between the fraction of val and the requested fraction
+    miss: float  # difference between val's fraction and the requested fraction
 
     def is_near(self, val_fraction: float) -> bool:
         return self.miss <= min(_NEAR_ENOUGH, val_fraction / 4)

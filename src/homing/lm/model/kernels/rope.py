@@ -24,7 +24,7 @@ from homing.lm.model.kernels.layout_checks import check, launching
 __all__ = ["rotate", "rotate_backward"]
 
 _WARPS = 4
-# in the backward pass: how many heads one program handles at a time, and its number of iterations
+# for a program in the backward pass: number of heads processed at a time, and number of iterations
 _ROWS, _TURNS = 32, 8
 
 

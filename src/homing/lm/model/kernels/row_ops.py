@@ -2,7 +2,7 @@
 
     sum_norm         x, y (N, D) -> sum = x + y, normed = sum / rms(sum) * weight
     swiglu           gate_up (N, 2F) -> silu(gate) * up (N, F)
-    differentiate_   logits (N, V) -> losses (N), and (softmax - one hot) / count over the memory of the logits
+    differentiate_   logits (N, V) -> losses (N), and (softmax - one hot) / count, which overwrites the logits
 
 A separate norm kernel would have to read the sum that the addition has just written, and a third kernel would add the
 gradients of norm and residual stream. Here every element is read and written once. The gradient of SwiGLU has the
@@ -24,7 +24,7 @@ __all__ = ["differentiate_", "sum_norm", "sum_norm_backward", "swiglu", "swiglu_
 
 _PROGRAMS = 1024  # number of partial sums of the weight's gradient in the norm's backward pass
 _SWIGLU_COLS = 1024  # number of columns that a program processes
-_IGNORED = tl.constexpr(-100)  # the target of a token without a loss
+_IGNORED = tl.constexpr(-100)  # target value for tokens that are excluded from the loss
 _LOSS_COLS = 4096  # number of columns of logits that a program reads at a time
 _LOSS_WARPS = 8
 

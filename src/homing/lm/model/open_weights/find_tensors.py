@@ -21,16 +21,16 @@ from homing.wire import file_names
 __all__ = ["INDEX", "WeightFiles", "find_weights", "has_weights"]
 
 INDEX = f"{file_names.WEIGHTS}.index.json"
-# Endings of tensors to ignore: some programs also save tables that can be computed from the shape. transformers ignores
-# them too.
+# Endings of tensor names to ignore: some programs also save tables that can be computed from the model's shape.
+# transformers ignores these tensors too.
 _TABLES = ("rotary_emb.inv_freq",)
 
 
 @dataclass(frozen=True)
 class WeightFiles:
     folder: Path
-    where: dict[str, str]  # name of a tensor -> name of its file
-    dtypes: dict[str, str] = field(default_factory=dict)  # name of a tensor -> its dtype: F32, BF16, ...
+    where: dict[str, str]  # tensor name -> file name
+    dtypes: dict[str, str] = field(default_factory=dict)  # tensor name -> dtype: F32, BF16, ...
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
@@ -78,7 +78,7 @@ def find_weights(folder: Path) -> WeightFiles:
         raise DataError(
             what=f"The weights in {folder} are incomplete.",
             why=f"{len(missing)} of {len(files)} files are missing: {', '.join(missing)}.",
-            fix="Download these files too, from where you downloaded the others.",
+            fix="Download the missing files from the same source as the others.",
         )
     return _with_headers(folder, files, where)
 

@@ -71,7 +71,7 @@ class TrainState:
     rng: dict[str, str] = field(default_factory=dict)  # device type -> state of its random generator, in hex
     choices: dict[str, Any] = field(default_factory=dict)
     landing: Landing | None = None  # the shortened schedule, if its decay has begun
-    warm_from: int = 0  # the step at which the warmup starts; above 0 if training continued after a landing
+    warm_from: int = 0  # the step at which the warmup starts; above 0 if training continued after a cancelled landing
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def save(
     except OSError as exc:
         shutil.rmtree(temporary, ignore_errors=True)
         raise RunFailed(
-            what=f"The checkpoint of step {state.step:,} could not be written to {phase_dir}.",
+            what=f"The checkpoint for step {state.step:,} could not be written to {phase_dir}.",
             why=exc.strerror or str(exc),
             fix="Free disk space there, or lower checkpoint.keep_last to keep fewer checkpoints.",
         ) from exc
@@ -188,7 +188,8 @@ def load_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Load model.safetensors from any folder, as initial weights.
 
     If the folder has a manifest, the file must match the sha256 in it. Third-party weights have no manifest, and the
-    one of models/NAME lists no optimizer state. Raises IntegrityError if the weights cannot be read or do not match.
+    manifest in models/NAME lists no optimizer state. Raises IntegrityError if the weights are unreadable or do not
+    match.
     """
     path, problems = folder / file_names.WEIGHTS, list[str]()
     if (folder / file_names.MANIFEST).exists():
@@ -216,7 +217,7 @@ def list_steps(phase_dir: Path) -> list[int]:
 def repair_pointers(phase_dir: Path, latest: CheckpointManifest, *, damaged: list[Refused] | None = None) -> None:
     """Rewrite latest.json and best.json from the manifests.
 
-    This repairs them if an earlier process was killed after renaming a checkpoint and before updating them.
+    Both files are outdated if an earlier process was killed after renaming a checkpoint and before updating them.
     """
     is_damaged = {entry.folder.name for entry in damaged or []}
     _point(phase_dir / file_names.LATEST, Pointer(step=latest.step, val_loss=latest.val_loss))
@@ -332,7 +333,7 @@ def _read_sealed(folder: Path, problems: list[str]) -> CheckpointManifest | None
 
 
 def _put_in_place(temporary: Path, folder: Path) -> None:
-    if folder.exists():  # it is a damaged checkpoint, and training resumed from an earlier one
+    if folder.exists():  # a damaged checkpoint; training resumed from an earlier one
         _delete(folder)
     os.rename(temporary, folder)
     _sync_folder(folder.parent)

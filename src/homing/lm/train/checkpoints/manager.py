@@ -1,4 +1,4 @@
-"""Checkpoint manager of one phase: finds the checkpoint to resume from, and saves new ones.
+"""Manages the checkpoints of one phase: finds the one to resume from, and saves new ones.
 
 A save copies the state and writes it while training continues; training waits only for the last save of a run. If a
 save fails, a warning is printed and training continues, unless the run cannot end without that checkpoint.
@@ -76,7 +76,7 @@ class CheckpointManager:
     def __init__(self, session: Session, phase: Phase, notify: Notify) -> None:
         self.s, self.phase, self.notify = session, phase, notify
         self.dir = session.run_dir / file_names.CHECKPOINTS / phase.kind
-        self.saved_step = -1  # step of the newest checkpoint, which may still be being written
+        self.saved_step = -1  # step of the newest checkpoint, whose save may still be in progress
         self.saved_at = time.monotonic()
         self.took_s: float | None = None  # how long the last save took to reach the disk; read and reset by `loop`
         self._damaged: list[Refused] = []
@@ -143,7 +143,7 @@ class CheckpointManager:
         weights, optimizer = built.model.weights_for_disk(), built.optimizer.state_tensors()
         metadata_files = self.s.metadata_files | built.metadata_files | _metadata_of(built)
         self.s.journal.sync()
-        # Without room for a copy of the tensors in host memory, training must wait until they are on disk.
+        # If host memory has no room for a copy of the tensors, training must wait until they are on disk.
         is_held = is_needed or not self._snapshot.has_room(weights=weights, optimizer=optimizer)
         if not is_held:
             taken = self._snapshot.take(weights=weights, optimizer=optimizer)
@@ -178,7 +178,7 @@ class CheckpointManager:
     def wait(self) -> None:
         """Wait for the save in progress.
 
-        A failure is reported. It is also raised as an error if the run cannot end without this checkpoint.
+        If the save failed, report the failure, and also raise an error if the run cannot end without this checkpoint.
         """
         if self._saving is None:
             return
@@ -205,7 +205,7 @@ class CheckpointManager:
         last = max(checkpoint_files.list_steps(self.dir), default=None)
         after = f"resumes from step {last:,}" if last is not None else "starts over, since there is no other checkpoint"
         return RunFailed(
-            what=f"The run cannot finish: its checkpoint of step {step:,} could not be written to {self.dir}.",
+            what=f"The run cannot finish: its checkpoint for step {step:,} could not be written to {self.dir}.",
             why=error.why if isinstance(error, RunFailed) else str(error),
             fix=f"Free disk space there, or lower checkpoint.keep_last to keep fewer checkpoints. "
             f"The same command then {after}.",

@@ -43,8 +43,8 @@ class Batch:
     def micro_batches(self, micro_batch: int) -> Iterator[Batch]:
         """Yield micro-batches of at most `micro_batch` rows.
 
-        Each keeps the `num_targets` of the whole step, so the losses of all micro-batches add up to the mean over the
-        step, however the rows are split.
+        Every micro-batch keeps the `num_targets` of the whole step, so the micro-batch losses add up to the step's mean
+        loss, however the rows are split.
         """
         for start in range(0, self.num_rows, micro_batch):
             rows = slice(start, start + micro_batch)
@@ -65,7 +65,7 @@ class Batch:
 
 
 class Batches(Protocol):
-    """Provides the batches of consecutive steps. They are the same on every machine and after every resume."""
+    """Provides the batches of consecutive steps, which are the same on every machine and after every resume."""
 
     def __enter__(self) -> Batches: ...
 
@@ -77,7 +77,7 @@ class Batches(Protocol):
 
 
 _AHEAD = 2  # number of steps whose rows are read ahead
-_STALLED_S = 600.0  # if the disk returns no data for this long, reading is considered to hang
+_STALLED_S = 600.0  # if the disk returns no data for this long, treat the read as hung
 
 
 class RowSource(Protocol):
@@ -129,7 +129,7 @@ class Feed:
         except queue.Empty:
             raise DataError(
                 what=f"No data was read from the disk for {_STALLED_S:.0f} s.",
-                why=f"Reading {self._source.name} hangs.",
+                why=f"A read from {self._source.name} has not returned.",
                 fix="Check the disk that contains data.dir; a network mount may have been disconnected.",
             ) from None
         if isinstance(ready, BaseException):

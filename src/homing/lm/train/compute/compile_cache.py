@@ -6,7 +6,7 @@
 Both caches contain code that will be executed, so they are protected: only the owner can write to the machine's folder,
 and the run's file must be in the run directory and match the hash recorded when it was written. It is never fetched
 from a store, to which others may be able to write. A cache that does not match is ignored with a notice, and the code
-is compiled again, which takes only a minute.
+is compiled again, which takes about a minute.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def keep_folders(environment: MutableMapping[str, str]) -> str:
         if wanted:
             os.chmod(folder, 0o700)  # restrict access, because anyone who can write there can make us run their code
     except OSError as exc:
-        return f"warning: the compile cache is not kept for the next run: {exc}."
+        return f"warning: the compile cache cannot be kept for the next run: {exc}."
     environment.update(wanted)
     return ""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """How many of the graphs that torch needed in this process were found in the cache, and how many were compiled."""
+    """Counts the graphs that torch needed in this process: those found in the cache, and those newly compiled."""
 
     num_kept: int = 0
     num_new: int = 0
@@ -92,7 +92,7 @@ class Parts:
 @record("compiled", 1)
 @dataclass(frozen=True)
 class Compiled:
-    """The contents of compiled/<name>.json: what <name>.bin was compiled for, and the sha256 that it must have."""
+    """The contents of compiled/<name>.json: what <name>.bin was compiled for, and its expected sha256."""
 
     torch: str
     device: str

@@ -1,6 +1,6 @@
 """Runs one training step on this machine, and adapts when memory or the compiler fails.
 
-    settle       the checkpoint's choices or new ones -> precision, compilation, attention, micro-batch
+    settle       reuse the checkpoint's choices or make new ones: precision, compilation, attention, micro-batch
     first_step   a step plus measurements: duration, memory, compilation; then decides on CUDA graphs for later steps
     gradients    rows -> micro-batches -> loss and gradients; if out of memory, retry with smaller micro-batches
     update       gradients -> weights
@@ -44,7 +44,7 @@ from homing.wire.run_json import Phase
 
 __all__ = ["Compiling", "Engine"]
 
-# Outcomes of a step on one rank, from best to worst. All ranks then act on the worst outcome of any rank.
+# Outcomes of a step on one rank, from best to worst. All ranks act on the worst of their outcomes.
 _GOOD, _OUT_OF_MEMORY, _NOT_COMPILED = range(3)
 
 
@@ -76,7 +76,10 @@ class Engine:
         return self.compiling.is_on or self.passes.has_tried
 
     def settle(self, before: dict[str, Any]) -> None:
-        """Make and apply the choices. `before` contains the choices of the checkpoint, or is empty without one."""
+        """Make and apply the choices.
+
+        `before` holds the choices saved in the checkpoint; it is empty if there is none.
+        """
         train, model, device = self.s.run.train, self.s.run.model, self.s.device
         picked, changed = pick_choices(train, self.phase, model, device, self.num_rows, before)
         picked, notices = pick_attention(train, self.phase, model, device, picked)
@@ -95,7 +98,7 @@ class Engine:
         self.model.has_flex = picked.segments == "flex"
         self.passes.settle(str(before.get("graphs", "")) if before.get("device") == picked.device else "")
         if device.type == "cuda":
-            free_memory()  # free what the kernel benchmarks and the previous phase have left over
+            free_memory()  # free memory left over from the kernel benchmarks and the previous phase
             torch.cuda.reset_peak_memory_stats(device)  # from now on, measure the peak memory of this phase only
 
     def first_step(self, take: Callable[[], Figures], batch: Batch) -> Figures:
@@ -170,7 +173,7 @@ class Engine:
     def _shrink(self, problem: str) -> None:
         """Use a smaller micro-batch with the same batch size.
 
-        Raises FatalError if the run file sets the micro-batch, or if it is already one row.
+        Raises FatalError if the run file sets the micro-batch, or if the micro-batch is already one row.
         """
         peak = torch.cuda.max_memory_allocated(self.s.device) if self.s.device.type == "cuda" else 0
         lower = lower_micro_batch(self.micro_batch, self.num_rows)
@@ -243,26 +246,26 @@ class Compiling:
 
     @property
     def deadline_s(self) -> float:
-        """How many seconds ranks wait for each other: longer while they compile; 0 means the usual timeout."""
+        """How many seconds ranks wait for each other: longer while compiling; 0 means the process group's timeout."""
         return _COMPILE_S if self.is_on and not self.is_proven else 0.0
 
     def may_fail(self, error: Exception) -> bool:
         """Return whether this error may come from the compiler.
 
-        Until the first compiled step has succeeded, any error may; later, only the error about the recompile limit.
+        Until the first compiled step has succeeded, any error may come from it; later, only the recompile-limit error.
         """
         return self.is_on and (not self.is_proven or type(error).__name__ == "FailOnRecompileLimitHit")
 
     def stop(self, problem: str) -> None:
         """Fall back to uncompiled training, or raise if the run file says `compile: on`.
 
-        A run that requires compilation must not silently train without it, and slower.
+        A run that requires compilation must not silently train more slowly without it.
         """
         if self.s.run.train.compile == "on":
             raise FatalError(
                 what="torch.compile failed on this model.",
                 why=problem,
-                fix="Set train.compile: off (slower, same results), or auto to continue without it when it fails.",
+                fix="Set train.compile: off (slower, same results), or auto to continue uncompiled when it fails.",
             )
         text = f"warning: torch.compile failed; training continues without it, slower. {problem}"
         self.notify("compile_failed", text, notice=True)

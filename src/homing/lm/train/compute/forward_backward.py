@@ -6,12 +6,12 @@
     decide    after the first step, when everything is compiled: time a few passes and discard their gradients. If
               launching kernels takes up most of the time, capture a graph, compare its result with the plain pass and
               time it too; keep the faster one and report it
-    begin     at each step: use gradient buffers at fixed addresses; capture a graph for any shape seen a second time
+    begin     at each step: use gradient buffers at fixed addresses; capture a graph for each shape seen a second time
     run       one micro-batch
 
 A small micro-batch is a long sequence of short kernels, and launching them can take longer than running them; a graph
 needs a single launch. Nothing runs on the host during a replay, so passes that need per-pass decisions on the host
-cannot be captured. A graph's memory cannot be used by anything else.
+cannot be captured. Nothing else can use a graph's memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from homing.lm.train.stop_requests import FatalError
 
 __all__ = ["Card", "Passes", "Timing", "card_of", "check_graphs"]
 
-# The GPU is considered to wait for the host if launching the kernels takes more than this share of a pass.
+# If launching the kernels takes more than this share of a pass, assume that the GPU is waiting for the host.
 _HOST_BOUND = 0.75
 _WORTH = 0.9  # a graph is worth its memory only if it takes at most this share of the time of a plain pass
 _ROOM = 0.8  # maximum share of GPU memory that peak memory plus one more pass may need; the rest is for evaluations
@@ -50,11 +50,11 @@ Shape = tuple[tuple[int, ...], bool, bool]
 @dataclass(frozen=True)
 class Timing:
     host_s: float  # time until the host had launched all kernels
-    whole_s: float  # time until the GPU had finished them
+    whole_s: float  # time until the GPU had finished all kernels
 
 
 class Card(Graphs):
-    """The CUDA operations that `Passes` needs. Tests replace this class with their own."""
+    """The CUDA operations that `Passes` needs. Tests substitute their own class."""
 
     def timing(self, run: Callable[[], object]) -> Timing:
         torch.cuda.synchronize(self._device)
@@ -67,8 +67,8 @@ class Card(Graphs):
     def has_room(self) -> bool:
         """Return whether the GPU has room for the memory of one more pass on top of the peak memory measured so far.
 
-        A graph never gives its memory back, and the optimizer and evaluations need memory in addition to it, as does a
-        plain pass if capturing fails.
+        A graph never releases its memory, and the optimizer, evaluations, and a plain pass after a failed capture need
+        memory in addition.
         """
         free, _ = torch.cuda.mem_get_info(self._device)
         ours = free + torch.cuda.memory_reserved(self._device)
@@ -101,7 +101,7 @@ class Passes:
         self._is_on = False
         self._graphs: dict[Shape, _Graph] = {}
         self._seen: set[Shape] = set()
-        self._plain_ones: set[Shape] = set()  # shapes that cannot be captured, which has already been reported
+        self._plain_ones: set[Shape] = set()  # shapes reported as impossible to capture
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
 
     def settle(self, kept: str) -> None:
@@ -224,9 +224,9 @@ class Passes:
         return False
 
     def _compare(self, graph: _Graph, piece: Batch) -> str:
-        """Compare the graph with the plain pass; return "" if their results agree, else a sentence with the difference.
+        """Compare the graph with the plain pass; return "" if the results agree, else a description of the difference.
 
-        The comparison uses rows that differ from the captured ones: the same rows, reversed.
+        The comparison uses different rows than the capture: the captured rows with their tokens reversed.
         """
         other = _with_tensors(piece, [tensor.flip(1) for tensor in _tensors(piece)])
         found = []
@@ -266,7 +266,7 @@ class Passes:
         return loss.detach()
 
     def _attach(self) -> None:
-        """Use the fixed buffers as gradients and zero them: a replay adds to the memory it was captured with."""
+        """Use the fixed buffers as gradients and zero them, because a graph replay adds to the captured buffers."""
         if not self._gradients:
             trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
             self._gradients = [(parameter, torch.zeros_like(parameter)) for parameter in trained]

@@ -25,7 +25,7 @@ __all__ = ["Choices", "lower_micro_batch", "memory_warning", "pick_attention", "
 # Maximum number of tokens in a micro-batch on a CPU: larger ones were no faster on two cores and took more memory.
 _CPU_TOKENS = 4096
 _NEAR_LIMIT = 0.95  # warn if the first step uses more than this fraction of GPU memory
-_GPU_TOKENS = 131072  # maximum number of tokens in a micro-batch on a GPU: more do not use the GPU better
+_GPU_TOKENS = 131072  # maximum number of tokens in a micro-batch on a GPU: more do not improve GPU utilization
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _prove_gpu(device: torch.device) -> None:
 def pick_choices(
     train: Train, phase: Phase, model: Model, device: torch.device, rows_per_step: int, before: dict[str, Any]
 ) -> tuple[Choices, list[str]]:
-    """Return the choices to use, and descriptions of the checkpoint's choices (`before`) that no longer apply."""
+    """Return the choices to use, and a description of each that differs from the checkpoint's choices (`before`)."""
     is_same_device = before.get("device") == describe_device(device)
     kept = before if is_same_device else {}
     precision = str(kept.get("precision", "")) if train.precision == "auto" else ""
@@ -138,7 +138,7 @@ def pick_attention(
 ) -> tuple[Choices, list[str]]:
     """Return the choices including the attention kernel selected for this GPU, and messages about the selection.
 
-    If the choices already contain a kernel from the checkpoint, it is kept: another one would round differently.
+    If the checkpoint's choices already contain a kernel, keep it, because another kernel would round differently.
     """
     if device.type != "cuda":
         if train.attention not in ("auto", "math"):
@@ -205,7 +205,7 @@ def lower_micro_batch(micro_batch: int, rows_per_step: int) -> int:
 def _pick_micro_batch(
     model: Model, phase: Phase, device: torch.device, precision: str, rows_per_step: int, free: int | None = None
 ) -> int:
-    """Estimate the largest micro-batch that fits into `free` bytes of GPU memory (None: those that are free now)."""
+    """Estimate the largest micro-batch that fits into `free` bytes of GPU memory (None: what is free now)."""
     if device.type != "cuda":
         return _divisor(rows_per_step, _CPU_TOKENS // model.context)
     if free is None:
@@ -222,8 +222,8 @@ def _pick_micro_batch(
     gradients_and_logits = 6 * _num_weights(model) + 2**30
     if phase.method != "full":  # adapters are small, and frozen weights have no gradients
         gradients_and_logits = 2 * 2**30
-    # A recomputed block keeps only its input. While it is recomputed, which happens to one block at a time, it has all
-    # its activations in memory.
+    # A recomputed block stores only its input. Blocks are recomputed one at a time, and all of the current block's
+    # activations are then in memory.
     if phase.recompute != "none":
         layers, again = model.num_layers, 0.5 if phase.recompute == "half" else 1.0
         numbers = int(numbers * (1.0 - again + 2 / layers) + again * layers * model.width)
@@ -234,8 +234,8 @@ def _pick_micro_batch(
 def _fixed_bytes(model: Model, phase: Phase, device: torch.device) -> int:
     """Return the GPU bytes left for a step, computed only from the GPU's size and the settings.
 
-    The result does not depend on what else uses the GPU at the moment, so that two starts choose the same micro-batch.
-    It assumes fp32 weights with two moments each, or frozen 16-bit weights.
+    The result does not depend on other processes that use the GPU, so that every start chooses the same micro-batch. It
+    assumes fp32 weights with two moments each, or frozen 16-bit weights.
     """
     if device.type != "cuda":
         return 0

@@ -1,6 +1,6 @@
 """Measures free host memory, which is needed for copies of GPU state and for offloaded optimizer state.
 
-Inside a container the limit of its cgroup counts, because the machine's own figures are too high.
+Inside a container the cgroup's limit applies, because the machine's own figures are too high.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _of_machine() -> int | None:
 def _of_container(limit: Path, used: Path) -> int | None:
     """Return the memory left under the cgroup limit.
 
-    The cgroup's usage includes the page cache of files, which the kernel can reclaim; memory.stat contains its size.
+    The cgroup's usage includes the file page cache, which the kernel can reclaim; memory.stat contains its size.
     """
     try:
         most = int(limit.read_text(encoding="ascii"))  # raises ValueError if there is no limit: the file contains `max`

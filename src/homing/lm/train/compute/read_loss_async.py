@@ -1,7 +1,7 @@
-"""Loss and gradient norm of one step, copied from the device asynchronously and read one step later.
+"""Copies a step's loss and gradient norm from the device asynchronously, so that they can be read one step later.
 
-Reading a number immediately makes the host wait for the device, and then the device for the host. One step later the
-number has already arrived on the host, and the device already has its next step.
+Reading a number immediately would make the host wait for the device, and then the device wait for the host. One step
+later the number has already arrived on the host, and the device already has its next step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Figures"]
 
 
 class Figures:
-    """The metrics of one step. `loss` and `norm` are valid only after a call of `read`."""
+    """The metrics of one step. `loss` and `norm` are valid only after `read` has been called."""
 
     def __init__(
         self, step: int, loss_and_norm: Tensor, begun_at: float = 0.0, more: dict[str, float] | None = None

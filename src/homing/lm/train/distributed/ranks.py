@@ -1,9 +1,9 @@
-"""The ranks: processes that train one model together, one per GPU, and their communication.
+"""The ranks (the processes that train one model together, one per GPU) and their communication.
 
     agree           broadcast rank 0's decisions: at which step to end, whether to stop, the micro-batch size
-    worst           the maximum of a status code over all ranks, before all of them act on it
-    add_up          all-reduce of gradients and losses: sums, because each loss is already its share of the step's mean
-    share, gather   each rank's part of the Muon matrices; the results are sent to all ranks
+    worst           get the maximum status code of all ranks, before all of them act on it
+    add_up          all-reduce gradients and losses by summing, as each loss is already its share of the step's mean
+    share, gather   assign each rank its part of the Muon matrices, and send the results to all ranks
 
 Every rank holds the same weights and optimizer state, so rank 0 alone writes checkpoints, and a run can resume with a
 different number of ranks. Decisions travel between hosts (gloo) and never wait for a GPU; gradients travel between GPUs
@@ -76,10 +76,10 @@ class Ranks:
             work.wait(datetime.timedelta(seconds=within_s)) if within_s else work.wait()
         except RuntimeError as exc:
             if not within_s or time.monotonic() - begun < within_s:
-                raise  # the error is not a timeout: another rank is gone, and the launcher reports the cause
+                raise  # the error is not a timeout: another rank has exited, and the launcher reports the cause
             raise RunFailed(
                 what=f"Another rank has not responded for {within_s / 60:.0f} minutes.",
-                why="That rank is still compiling, or it hangs.",
+                why="That rank is still compiling, or it is stuck.",
                 fix="Start the run again. If the same error occurs again, set train.compile: off.",
             ) from exc
         return int(held)
@@ -98,7 +98,7 @@ class Ranks:
         dist.all_reduce(total)
 
     def share(self, num: int) -> slice:
-        """Return which of `num` equal items belong to this rank. The last ranks may get fewer than the others."""
+        """Return which of `num` equal items belong to this rank. The last ranks may get fewer items than the others."""
         each = -(-num // self.count)
         return slice(min(num, self.rank * each), min(num, (self.rank + 1) * each))
 

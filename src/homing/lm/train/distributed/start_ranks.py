@@ -1,12 +1,12 @@
 """Starts and watches one trainer process per GPU, for training on several GPUs of one machine.
 
     how many   train.num_ranks, or one per GPU; the rows of a step must be divisible by it
-    start      this same program once per rank, with its rank and the rendezvous file in environment variables
-    watch      signals go to rank 0, which decides for all; the first rank that fails ends the others,
-               and its last lines of stderr are shown
+    start      start this program once per rank, with its rank and the rendezvous file in environment variables
+    watch      forward signals to rank 0, which decides for all; when a rank fails, end the others and show
+               the last lines of its stderr
 
-This process computes nothing and never imports torch, so it survives whatever a GPU does to its rank. A rank ends
-itself when this process is gone: it holds the read end of a pipe that is never written to.
+This process computes nothing and never imports torch, so a GPU failure can take down a rank, but not this process. A
+rank exits when this process is gone, which it notices because it reads from a pipe that nobody writes to.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from homing.wire.run_json import Run
 
 __all__ = ["COUNT", "EXIT_LEFT_ALONE", "MEET", "RANK", "count_cards", "pick_num_ranks", "run_ranks", "watch_starter"]
 
-# Exit code of a rank that failed only because another rank was gone. It marks errors that must not hide the real cause.
+# Exit code of a rank that failed only because another rank was gone, so that its error does not hide the real cause.
 EXIT_LEFT_ALONE = 79
 # Names of the environment variables of a rank: its number, the number of ranks, and the path of the rendezvous file.
 RANK, COUNT, MEET = "HOMING_RANK", "HOMING_NUM_RANKS", "HOMING_RANKS_MEET"
 _LOOK_EVERY_S = 0.1
-_SETTLE_S = 5.0  # how long to wait, after a rank has failed, for others to fail too, to find the first one
+_SETTLE_S = 5.0  # after a rank has failed, how long to wait for others to fail, to determine which failed first
 _END_S = 20.0
 _LAST_LINES = 60
 
@@ -169,7 +169,7 @@ def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _watch(ranks: list[_Rank]) -> _Rank | None:
-    """Wait for all ranks; return None if all succeeded, else the first rank that did not fail because of another."""
+    """Wait for all ranks; return None if all succeeded, else the rank whose failure caused the others."""
     good = (file_names.EXIT_DONE, file_names.EXIT_STOPPED)
     ended: dict[int, float] = {}
 
@@ -237,7 +237,7 @@ def _notify(run_dir: Path, ranks: list[_Rank], culprit: _Rank | None) -> int:
 
 
 def _write_failure(run_dir: Path, reason: str) -> None:
-    """Write outcome.json. It replaces one in which rank 0 may have reported only that it lost the other ranks."""
+    """Write outcome.json, replacing any that rank 0 wrote, which may only say that it lost the other ranks."""
     path, temporary = run_dir / file_names.OUTCOME, run_dir / f".{file_names.OUTCOME}.partial"
     try:
         before = codec.loads(Outcome, path.read_bytes())

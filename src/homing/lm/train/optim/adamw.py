@@ -37,16 +37,16 @@ class AdamBase(ABC):
 
     @abstractmethod
     def loads(self) -> list[Load]:
-        """Return the chunks of the group's state. The optimizer steps one chunk at a time.
+        """Return the chunks of the group's state, which the optimizer steps one at a time.
 
         Stepping a chunk does not make the host wait for the device, unless torch has no fused kernel for the device.
         """
 
     @abstractmethod
     def state(self, model: Decoder) -> Iterator[tuple[str, str, Tensor]]:
-        """Yield (name on disk, name of the parameter, live tensor) of each state tensor.
+        """Yield (name on disk, parameter name, live tensor) for each state tensor.
 
-        The name of the parameter is "" if the tensor has no padding rows to cut.
+        The parameter name is "" if the tensor has no padding rows to cut.
         """
 
     def grads(self, part: Sequence[Span]) -> list[Tensor]:

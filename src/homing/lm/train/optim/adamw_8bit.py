@@ -28,7 +28,7 @@ from homing.lm.train.optim.offload import AT_A_TIME, Load, Now, Place, Span, cut
 __all__ = ["BLOCK", "LEAST_SIZE", "Adam8Group"]
 
 BLOCK = 256
-LEAST_SIZE = 4096  # minimum number of elements of a tensor whose moments are quantized; smaller ones gain too little
+LEAST_SIZE = 4096  # moments are quantized only for tensors with at least this many elements; smaller ones gain little
 STRETCH = AT_A_TIME  # number of elements that are stepped at a time; a multiple of BLOCK
 
 
@@ -61,14 +61,14 @@ def _read(states: Sequence[Tensor], *, is_signed: bool) -> Tensor:
 def _write(states: Sequence[Tensor], values: Tensor, is_good: Tensor, *, is_signed: bool) -> None:
     """Quantize `values` into `states`, unless `is_good` is 0.
 
-    In that case the bytes stay as they are, because requantizing could change them.
+    If it is 0, the stored bytes are left unchanged, because requantizing could change them.
     """
     for old, new in zip(states, quantize_blocks(values, BLOCK, is_signed=is_signed), strict=True):
         old.copy_(torch.where(is_good > 0, new, old))
 
 
 class Adam8Group(AdamBase):
-    """A parameter group for AdamW with 8-bit moments. Arguments and update are those of `adamw.AdamGroup`."""
+    """A parameter group for AdamW with 8-bit moments, with the same arguments and update rule as `adamw.AdamGroup`."""
 
     def __init__(
         self, named: Named, *, lr: float, betas: tuple[float, float], eps: float, decay: float,

@@ -4,7 +4,7 @@
 
 A matrix learns best when all its directions move by the same amount, which the polar factor achieves. It is computed
 with five matrix polynomials ("Polar Express", arXiv:2505.16932), each optimal for the range of singular values after
-the previous one. Matrices of equal shape are stacked, so that a model with hundreds of them needs a handful of
+the previous one. Matrices of equal shape are stacked, so that a model with hundreds of matrices needs a handful of
 batched matmuls instead of thousands of small ones. When compiled, the element-wise work between the matmuls takes a few
 passes over memory; eagerly it takes a few dozen, which on a GPU cost more than the matmuls. With several ranks, each
 orthogonalizes its share of the matrices and sends the result to the others. A group is always stepped as a whole, even
@@ -38,7 +38,7 @@ POLAR_EXPRESS = (
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
-# Matrices are divided by their Frobenius norm, which bounds the largest singular value, times this margin for rounding.
+# Each matrix is divided by its Frobenius norm, which bounds the largest singular value, times this rounding margin.
 NORM_MARGIN = 1.02
 MOMENTUM_WARMUP_STEPS = 300
 EPS = 1e-7  # added to the norm that a gradient is divided by, so that a gradient of zero stays zero
@@ -46,9 +46,9 @@ Parts = tuple[Callable[..., Any], Callable[..., Any]]  # `direct_` and `move_`, 
 
 
 def orthogonalize(g_MRC: Tensor, kind: torch.dtype = torch.float32) -> Tensor:
-    """Return the polar factor of each matrix, computed in `kind`.
+    """Return the polar factor of each matrix, computed in the dtype `kind`.
 
-    On a GPU, 16 bits are several times faster and no worse.
+    On a GPU, a 16-bit dtype is several times faster and no worse.
     """
     is_tall = g_MRC.shape[-2] > g_MRC.shape[-1]
     x = g_MRC.mT if is_tall else g_MRC  # transpose tall matrices, so that x @ x.mT has the size of the shorter side
@@ -73,7 +73,7 @@ class MuonGroup:
     """A parameter group for Muon: all matrices of one shape.
 
     All weights are in one stacked tensor, of which the parameters are slices, and all momentum is in another. So each
-    operation covers all matrices, without copying them into one tensor and back.
+    operation processes all matrices at once, and nothing is copied into one tensor and back.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ def compiled_parts(**settings: Any) -> Parts:
 
 
 def momentum_at(spec: Optimizer, num_steps: int) -> float:
-    """Return the momentum at a step. It grows over the first steps, because early on, gradients change quickly."""
+    """Return the momentum at a step. It grows over the first steps, because gradients change quickly early on."""
     if not spec.momentum_start:
         return spec.momentum
     part = min(1.0, num_steps / MOMENTUM_WARMUP_STEPS)

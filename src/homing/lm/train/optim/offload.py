@@ -3,7 +3,7 @@
     Place      state on the device of the parameters
     HostPlace  state in pinned host memory, copied to the GPU and back one load at a time:
 
-        host --in--> GPU, stepped, --out--> host         load 3 comes in | load 2 is stepped | load 1 goes out
+        host --in--> GPU, stepped, --out--> host         load 3 copied in | load 2 stepped | load 1 copied out
 
 Optimizer state is used once per step and never by forward or backward, so the GPU need not hold it in between. The
 result is bit-identical: a load is a whole group of Muon matrices, or a chunk of what AdamW updates element by element.
@@ -26,9 +26,9 @@ from homing.units import format_bytes
 __all__ = ["AT_A_TIME", "HostPlace", "Load", "Now", "Place", "Span", "cut"]
 
 AT_A_TIME = 2**24  # number of elements that AdamW steps at a time; a multiple of adamw_8bit's block
-# Minimum and maximum size of a slab of host memory, which several tensors share. If each tensor were allocated
-# separately, a third of the memory would be wasted on average, because torch rounds pinned allocations up to a power of
-# two. Slabs grow with the total size, so that the unused part of the last one is always comparatively small.
+# Minimum and maximum size of a slab of host memory, which several tensors share. Allocating each tensor separately
+# would waste a third of the memory on average, because torch rounds pinned allocations up to a power of two. Slabs grow
+# with the total size, so that the unused part of the last one is always comparatively small.
 _SLAB_BYTES = (2**26, 2**30)
 _SLAB_SHARE = 1 / 4
 _ALIGN_BYTES = 512  # alignment of tensors in a slab; the same as torch uses for GPU memory
@@ -42,7 +42,7 @@ class Now:
     step_count: Tensor  # number of steps that were not skipped, including this one if it is good
     is_good: Tensor  # 0-dim tensor on the device: 1, or 0 to skip the step and leave everything unchanged
     num_steps: int = 0  # number of steps taken before this one, including skipped ones
-    is_rehearsed: bool = False  # whether the step serves only to compile, in which case ranks do not communicate
+    is_rehearsed: bool = False  # whether the step only triggers compilation; if so, ranks do not communicate
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Span:
 
 
 def cut(parameters: Sequence[Tensor], most: int) -> list[list[Span]]:
-    """Split all parameters into parts of at most `most` elements; a large parameter is split at multiples of `most`."""
+    """Split all parameters into parts of up to `most` elements; large parameters are split at multiples of `most`."""
     parts: list[list[Span]] = []
     size = 0
     for index, parameter in enumerate(parameters):
@@ -208,7 +208,7 @@ class HostPlace(Place):
 
 @dataclass
 class _Visit:
-    """The tensors of a load on the device, and the event that marks the end of the latest copy in or out."""
+    """A load's tensors on the device, and the event that marks the end of the latest copy in or out."""
 
     tensors: list[Tensor]
     done: torch.cuda.Event | None = None

@@ -11,8 +11,8 @@ With `states: int8`, AdamW keeps 8-bit moments for all but small tensors (`adamw
 all but small tensors is in host memory and streams through the GPU in each step.
 
 `step` never waits for the device: learning rates are Python numbers, the step counter is a device tensor, and nothing
-is read back. State is saved as named tensors and restored exactly; padding rows of the vocabulary are cut as in the
-weights.
+is read back. State is saved as named tensors and restored exactly; the vocabulary's padding rows are cut off, as they
+are when weights are saved.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def build_optimizer(model: Decoder, spec: OptimizerSpec, ranks: Ranks = ALONE, p
         if parameter.requires_grad:
             parts[_part(name, parameter, is_tied=model.shape.is_tied)].append((name, parameter))
     lr = {"block": spec.lr, "embedding": spec.lr_embedding, "head": spec.lr_head, "small": spec.lr_norm}
-    # Learning rates of parameters that only `swift` has. keep_scales are multiplied together over all layers, so their
-    # effect is exponential in depth, and they get a hundredth of the usual rate.
+    # Learning rates of parameters that only `swift` has. keep_scales get a hundredth of the usual rate, because they
+    # are multiplied together over all layers, so their effect is exponential in depth.
     lr |= {"values": 0.5 * spec.lr_embedding, "scalars": spec.lr_scalar, "keep": 0.01 * spec.lr_scalar}
     lr |= {"adapter": spec.lr, "magnitude": spec.lr}
     muon: list[MuonGroup] = []
@@ -88,7 +88,7 @@ def _adam_groups(
     small = [(name, parameter) for name, parameter in named if parameter.numel() < LEAST_SIZE]
     large = [(name, parameter) for name, parameter in named if parameter.numel() >= LEAST_SIZE]
     if spec.states == "fp32" and not place.is_away:
-        small, large = named, []  # put all parameters in one group, as a single fused kernel can step them all
+        small, large = named, []  # put all parameters in one group, so that a single fused kernel steps them all
     groups: list[AdamBase] = []
     if small:
         groups.append(AdamGroup(small, **same))
@@ -117,9 +117,9 @@ def _part(name: str, parameter: nn.Parameter, *, is_tied: bool) -> str:
 
 
 class Optimizer:
-    """The optimizer of all parameters of a model.
+    """The optimizer for all of a model's parameters.
 
-    `step(lr_scale)` multiplies every learning rate by the schedule's value.
+    `step(lr_scale)` multiplies every learning rate by `lr_scale`, the schedule's current value.
     """
 
     def __init__(self, model: Decoder, muon: Sequence[MuonGroup], adam: Sequence[AdamBase], place: Place) -> None:
@@ -182,7 +182,7 @@ class Optimizer:
 
     @torch.no_grad()
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore saved state exactly. Raise DataError naming each tensor that is missing, unknown or misshapen."""
+        """Restore saved state exactly. Raise DataError naming each missing, unknown or wrongly shaped tensor."""
         self.place.settle()
         live = {name: self.model.cut_padding(owner, t) for name, owner, t in self._state()}
         problems = [f"{name} is missing." for name in [*live, "num_steps"] if name not in tensors]
@@ -192,7 +192,7 @@ class Optimizer:
                 problems.append(f"{name} has shape {tuple(tensors[name].shape)}, not {tuple(live[name].shape)}.")
         if problems:
             raise DataError(
-                what="The optimizer state does not fit this run.",
+                what="The optimizer state does not match this run.",
                 why="\n".join(sorted(problems)[:12]),
                 fix="Resume with the model and optimizer of the run that saved it, or start a new run.",
             )
@@ -201,7 +201,7 @@ class Optimizer:
         self.step_count.fill_(float(tensors["num_steps"]))
 
     def _state(self) -> Iterable[tuple[str, str, Tensor]]:
-        """Yield (name on disk, name of the parameter, live tensor) of each state tensor."""
+        """Yield (name on disk, parameter name, live tensor) for each state tensor."""
         for muon_group in self.muon:
             for name, momentum in zip(muon_group.names, muon_group.momentum_MRC, strict=True):
                 yield f"{name}.momentum", name, momentum

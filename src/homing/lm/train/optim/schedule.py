@@ -5,7 +5,7 @@
     constant   /‾‾‾‾‾‾‾    linear warmup, constant
 
 A landing is an earlier decay: from the current rate, in the schedule's own shape, to the floor at an earlier end. Steps
-count from 0. The rate of the first warmup step is not zero, because the step would be wasted; for the same reason the
+count from 0. The rate of the first warmup step is not zero, because that would waste the step; for the same reason the
 floor is reached one step after the last one.
 """
 
@@ -27,11 +27,11 @@ class Landing:
     """
 
     # The step at which the decay curve starts. It may be fractional after the end has moved, because the new curve must
-    # pass through the learning rate at that time.
+    # pass through the current learning rate.
     begin_step: float
     begin_scale: float  # learning rate at begin_step, as a fraction of the peak
     end_step: int
-    step_s: float = 0.0  # duration of a step when the landing began; a resumed trainer assumes it at first
+    step_s: float = 0.0  # duration of a step when the landing began; a resumed trainer starts with this estimate
 
 
 def lr_scale(

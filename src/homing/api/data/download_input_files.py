@@ -2,12 +2,12 @@
 
   s3://bucket/folder/chats.jsonl                          one file
   hf:datasets/OWNER/NAME/folder/*.parquet                 every file that matches; ** matches any folders
-  hf:datasets/OWNER/NAME@REVISION/folder/train.jsonl      at a commit, tag or branch; without it, the newest
+  hf:datasets/OWNER/NAME@REVISION/folder/train.jsonl      a commit, tag or branch; default: the newest commit
 
 If only part of the text is wanted (data.take, --smoke) and the text is a single pattern, only as many files as needed
 are fetched, spread evenly over all matches. Files are fetched whole, and those from the Hub are checked against its
-hashes. If a file cannot be fetched, prep fails; no other file takes its place. Files that are already local are not
-fetched again. On the Hub, all files of a pattern come from one commit, which is printed.
+hashes. If a file cannot be fetched, prep fails; it never substitutes another file. Files that are already local are
+not fetched again. On the Hub, all files of a pattern come from one commit, which is printed.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ _REVISION = re.compile(r"(?P<repo>hf:/*((datasets|models)/)?[^/@]+/[^/@]+)@(?P<r
 def bring_files(paths: Iterable[str], into: Path, take_bytes: int = 0) -> list[str]:
     """Fetch each path into its own numbered folder, because files from two places may share a name.
 
-    Return one local path for each; for a partly fetched pattern, several. `take_bytes`: wanted bytes of text; 0: all.
+    Return one local path per input, or several for a partially fetched pattern. `take_bytes`: the number of bytes of
+    text needed; 0 means all.
     """
     places = [(path, into.with_name(f"{into.name}-{number}")) for number, path in enumerate(paths)]
     return [brought for path, place in places for brought in _brought(path, place, take_bytes)]
 
 
 def addresses(text: Sequence[str], validation: Sequence[str]) -> dict[str, list[str]]:
-    """Return those paths that are addresses in a store, for the manifest; {} if there are none."""
+    """Return the store addresses among these paths, to record them in the manifest; {} if there are none."""
     named = {"text": text, "validation": validation}
     far = {key: [path for path in paths if is_in_store(path)] for key, paths in named.items()}
     return {key: paths for key, paths in far.items() if paths}
@@ -73,8 +74,8 @@ def say_if_less(take_bytes: int, text: Sequence[str], manifest: DataManifest) ->
     got = sum(split.num_text_bytes for split in manifest.splits.values())
     if any(is_in_store(path) for path in text) and got < _NEARLY * take_bytes:
         notices.say(
-            f"warning: data.take asks for {format_bytes(take_bytes)} of text, but the downloaded files hold"
-            f" {format_bytes(got)}. Increase data.take to download more files, if there are any."
+            f"warning: data.take asks for {format_bytes(take_bytes)} of text, but the downloaded files contain"
+            f" {format_bytes(got)}. Increase data.take to download more files, if the store has more."
         )
 
 
@@ -128,7 +129,7 @@ def _bring_all(store: Store, pattern: str, address: str, into: Path, take_bytes:
         others = ", ".join(entry.key for entry in below[:5]) or "none"
         raise DataError(
             what=f"No file matches {address}.",
-            why=f"Files in {store.url} that start like the pattern: {others}{' ...' * (len(below) > 5)}.",
+            why=f"Files in {store.url} that match the start of the pattern: {others}{' ...' * (len(below) > 5)}.",
             fix="Fix the pattern: * matches part of a name, ** matches any folders.",
         )
     at = f", of commit {store.revision}" if isinstance(store, Versioned) else ""
@@ -136,7 +137,8 @@ def _bring_all(store: Store, pattern: str, address: str, into: Path, take_bytes:
     part = _part(met, take_bytes)
     if len(part) < len(met):
         notices.say(
-            f"{len(part):,} of {counted(len(met), 'file')}: data.take asks for {format_bytes(take_bytes)} of text."
+            f"Fetching {len(part):,} of {counted(len(met), 'file')}:"
+            f" data.take asks for {format_bytes(take_bytes)} of text."
         )
     _check_room([entry for entry in part if not (into / entry.key).is_file()], into)
     for entry in part:
@@ -148,7 +150,7 @@ def _bring_all(store: Store, pattern: str, address: str, into: Path, take_bytes:
 
 
 def _part(met: list[Entry], take_bytes: int) -> list[Entry]:
-    """Choose the fewest files that together have the wanted size.
+    """Choose as few files as possible that together reach the wanted size.
 
     They are spread evenly over the whole range, because the first ones may all be of one kind.
     """
@@ -163,11 +165,11 @@ def _part(met: list[Entry], take_bytes: int) -> list[Entry]:
 
 
 def _keep_only(kept: set[Path], into: Path) -> None:
-    """Delete local files that the store no longer has or that another pattern brought: this pattern would match them.
+    """Delete files that are no longer in the store or were fetched for another pattern.
 
-    Only homing writes to this folder.
+    This pattern would match them too. Only homing writes to this folder.
     """
-    for path in sorted(into.rglob("*"), reverse=True):  # a folder's contents come before the folder
+    for path in sorted(into.rglob("*"), reverse=True):  # a folder's contents before the folder itself
         if path.is_dir():
             with contextlib.suppress(OSError):  # not empty
                 path.rmdir()
@@ -182,7 +184,7 @@ def _check_room(to_come: list[Entry], into: Path) -> None:
     if free < needed:
         raise DataError(
             what=f"Not enough disk space at {into} for these files.",
-            why=f"They need {format_bytes(needed)}; {format_bytes(free)} are free.",
+            why=f"They need {format_bytes(needed)}; only {format_bytes(free)} is free.",
             fix="Free some space, use fewer files, or use another disk: --out DIR, or data.dir in the run file",
         )
 
@@ -213,8 +215,8 @@ def _bring(store: Store, key: str, address: str, into: Path) -> None:
 
 
 def _teller(address: str) -> Callable[[int, int], None]:
-    """Return a progress callback that prints a line now and then, so that no long download is silent."""
-    last_report, say = time.monotonic(), notices.listener()  # it may be called from another thread
+    """Return a progress callback that prints a line at intervals, so that a long download is never silent."""
+    last_report, say = time.monotonic(), notices.listener()  # the callback may run in another thread
 
     def report_progress(done: int, total: int) -> None:
         nonlocal last_report

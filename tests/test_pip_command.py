@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from homing.errors import MissingExtra
-from homing.install import pip_install, pip_upgrade
+from homing.pip_command import pip_install, pip_upgrade
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, written: Any) -> None:

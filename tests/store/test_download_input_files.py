@@ -17,11 +17,11 @@ import pytest
 from tests.doubles import hub as hub_double
 from tests.doubles.hub import LFS_FROM, Hub
 
-from homing.api.data.download_from_store import bring_file, bring_files, part_of, say_if_less
+from homing.api.data.download_input_files import bring_file, bring_files, part_of, say_if_less
 from homing.cli.main import main
 from homing.errors import DataError, IntegrityError, StoreError, UsageError
 from homing.find_source_files import find_sources
-from homing.install import pip_install
+from homing.pip_command import pip_install
 from homing.store import NotInStore, open_store
 from homing.store.hf.store import HubStore
 from homing.units import format_bytes
@@ -245,7 +245,7 @@ def test_an_unavailable_data_set_is_reported_with_a_fix(hub: Hub, tmp_path: Path
 def test_a_long_download_tells_how_far_it_is(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("homing.api.data.download_from_store._REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr("homing.api.data.download_input_files._REPORT_EVERY_S", 0.0)
     monkeypatch.setattr("homing.store.hf.store._PIECE", 60_000)
     put(hub, {"train.jsonl": LARGE})
     bring_file(f"{ADDRESS}/train.jsonl", tmp_path / "here")
@@ -324,7 +324,7 @@ def test_for_a_part_of_the_text_only_so_many_files_are_brought_and_they_are_of_t
     few = bring_files([pattern], here, take_bytes=12 * len(line))
     assert [Path(path).name for path in few] == ["0.jsonl", "4.jsonl"]
     assert [source.num_bytes for source in find_sources(few, key="text").sources] == [10 * len(line), 14 * len(line)]
-    assert "2 of 8 files: data.take asks for 420 B of text" in capsys.readouterr().err
+    assert "Fetching 2 of 8 files: data.take asks for 420 B of text" in capsys.readouterr().err
     assert len([path for path in tmp_path.rglob("*.jsonl")]) == 2
 
     (every,) = bring_files([pattern], here)
@@ -347,4 +347,4 @@ def test_a_part_is_brought_only_where_it_cannot_change_the_mix(capsys: pytest.Ca
     say_if_less(80, [pattern], manifest)  # type: ignore[arg-type]
     assert capsys.readouterr().err == ""
     say_if_less(100, [pattern], manifest)  # type: ignore[arg-type]
-    assert "data.take asks for 100 B of text, but the downloaded files hold 80 B" in capsys.readouterr().err
+    assert "data.take asks for 100 B of text, but the downloaded files contain 80 B" in capsys.readouterr().err

@@ -1,8 +1,8 @@
-"""Finds out how homing was installed, to show the pip command that adds an extra to it.
+"""Finds out how homing was installed, to show the pip command that adds an extra to this installation.
 
 If homing came from a package index, the command names the package: `homing[aws]`. If it was installed from a folder
 (`pip install -e '.[lm]'`, as in the README), pip needs that folder: `pip install -e '/home/ada/homing[aws]'`. pip
-records which of the two it was in direct_url.json.
+records in direct_url.json where a package came from.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def pip_upgrade() -> str:
 
 def _origin() -> tuple[list[str], str]:
     """Return pip's flag for an editable install and the source folder; both are empty if homing came from an index."""
-    # Imported here because neither --help nor an error without an extra needs it.
+    # Imported here because --help and most errors do not need these modules.
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import unquote, urlsplit
 
