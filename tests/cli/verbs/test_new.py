@@ -67,7 +67,7 @@ def test_own_text_leaves_the_presets_held_out_file_behind(monkeypatch: pytest.Mo
         ("--validation", "books/on.txt", "--validation books/one.txt"),
         ("--text", "books/*.tex", "no file matches"),
         ("--text", "bocks/one.txt", "does not exist"),
-        ("--text", "zzz", "which has Faust.TXT, books"),
+        ("--text", "zzz", "which contains Faust.TXT, books"),
     ],
 )
 def test_missing_text_exits_2_with_the_nearest_name_before_writing(

@@ -297,7 +297,7 @@ def test_a_full_workspace_is_no_offer_and_leaves_nothing(cloud: Cloud, modal: Mo
 def test_the_queue_has_an_end_and_what_waited_is_taken_back(cloud: Cloud, modal: Modal, tmp_path: Path) -> None:
     cloud.capacity["T4"] = 0
     modal.configure({"queue": 1.5})
-    with pytest.raises(NoOffer, match="had no T4 within"):
+    with pytest.raises(NoOffer, match="had no free T4 within"):
         modal.create(order_of(modal, tmp_path))
     assert [one.is_running for one in cloud.sandboxes.values()] == [False]
     cloud.capacity["T4"] = 8
@@ -313,7 +313,7 @@ def test_create_stops_waiting_in_the_queue_when_the_limit_leaves_no_time_to_trai
     modal.configure({"queue": 30})
     wanted = order_of(modal, tmp_path, time_limit_s=2.0, started_at=modal._world.now())
     began = time.monotonic()
-    with pytest.raises(NoOffer, match="had no T4 within") as caught:
+    with pytest.raises(NoOffer, match="had no free T4 within") as caught:
         modal.create(wanted)
     assert time.monotonic() - began < 15
     assert "--spend-limit" in caught.value.fix

@@ -1120,7 +1120,7 @@ def test_no_answer_about_the_account_does_not_mean_another_account(
     (pod_id,) = rig.cloud.pods
     rig.cloud.lose(pod_id, "gone")
     home = Home(rig.home, rig.world)
-    with pytest.raises(ProviderSilent, match="identify the account"):
+    with pytest.raises(ProviderSilent, match="identify this key's account"):
         home.provider("runpod").account()
     (problem,) = refresh(home)
     assert "Could not check" in problem

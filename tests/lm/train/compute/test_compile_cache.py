@@ -85,7 +85,7 @@ def test_compile_cache_uses_the_configured_folder_unless_the_user_set_one(tmp_pa
 def test_a_cache_folder_that_cannot_be_created_is_reported_and_torch_uses_its_default(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("no folder")
     environment = {"HOMING_HOME": str(tmp_path)}
-    assert "is not kept for the next run" in keep_folders(environment)
+    assert "cannot be kept for the next run" in keep_folders(environment)
     assert environment == {"HOMING_HOME": str(tmp_path)}
 
 
