@@ -4,7 +4,7 @@
 
     results/NAME.json, proofs/NAME.json   its commit, and those of its parts
     AREAS[NAME]                           the files that it is about
-    commits since that changed them       -> "proofs/landing.json: 12 commits behind"
+    commits since that changed their code -> "proofs/landing.json: 12 commits behind"
 
 A file that names no commit, one of another repository, or that was written from changed sources is listed too: the
 code that it is about is unknown. A test checks that every file has an area and that every path in it exists.
@@ -12,6 +12,7 @@ code that it is about is unknown. A test checks that every file has an area and 
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -140,10 +141,35 @@ def _is_clean(value: Any) -> bool:
 
 
 def _behind(root: Path, commit: str, area: tuple[str, ...]) -> int | None:
-    """Commits since that changed the area; None where the commit is no ancestor of what is checked out."""
+    """Commits since that changed the area; None where the commit is no ancestor of what is checked out.
+
+    Commits that together changed only comments and docstrings do not count."""
     if _git(root, "merge-base", "--is-ancestor", commit, "HEAD") is None:
         return None
-    return int(_git(root, "rev-list", "--count", f"{commit}..HEAD", "--", *area) or 0) if area else 0
+    if not area or not _is_code_changed(root, commit, area):
+        return 0
+    return int(_git(root, "rev-list", "--count", f"{commit}..HEAD", "--", *area) or 0)
+
+
+def _is_code_changed(root: Path, commit: str, area: tuple[str, ...]) -> bool:
+    changed = (_git(root, "diff", "--name-only", "--no-renames", commit, "HEAD", "--", *area) or "").splitlines()
+    return any(_code(root, commit, file) != _code(root, "HEAD", file) for file in changed)
+
+
+def _code(root: Path, commit: str, file: str) -> str | None:
+    """Return the file in a form that changes only with what it does; None if the commit does not have it."""
+    text = _git(root, "show", f"{commit}:{file}")
+    if text is None or not file.endswith(".py"):
+        return text
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return text
+    for node in ast.walk(tree):
+        has_body = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if has_body and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return ast.dump(tree)
 
 
 def _git(root: Path, *arguments: str) -> str | None:

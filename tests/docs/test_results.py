@@ -148,6 +148,22 @@ def test_what_is_older_than_its_area_is_listed_and_nothing_else(
     assert list(stale.stale(tmp_path)) == ["results/old.json: 2 commits behind"]
 
 
+def test_changed_comments_and_docstrings_make_no_result_stale(
+    git: Git, tmp_path: Path, stale: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stale, "AREAS", {"results/old": ("src/area",)})
+    code = 'def double(x):\n    """Return twice x."""\n    return 2 * x  # x + x\n'
+    (tmp_path / "src/area/code.py").write_text(code)
+    git("commit", "-qam", "code")
+    result_of(tmp_path).write_result("old", {}, passed=True)
+    (tmp_path / "src/area/code.py").write_text(code.replace("Return twice x", "Double x").replace("  # x + x", ""))
+    git("commit", "-qam", "words")
+    assert list(stale.stale(tmp_path)) == []
+    (tmp_path / "src/area/code.py").write_text(code.replace("2 * x", "3 * x"))
+    git("commit", "-qam", "code again")
+    assert list(stale.stale(tmp_path)) == ["results/old.json: 2 commits behind"]
+
+
 @pytest.mark.parametrize(
     ("document", "said"),
     [
