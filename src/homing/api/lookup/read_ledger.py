@@ -59,9 +59,9 @@ class Costs:
 
 
 def read_ledger(run: str | None = None, *, last: int = 50, is_all: bool = False, home: Home | None = None) -> Costs:
-    """Update the ledger from the providers; return the newest `last` lines and every line that may bill.
+    """Update the ledger from the providers; return the newest `last` rows, and each row whose instance may bill.
 
-    `run`: an id, or a name, which means every run of that name; None: all runs. `is_all`: every line.
+    `run`: an id, or a name, which means every run of that name; None: all runs. `is_all`: return all rows.
     """
     with open_home(home) as opened:
         problems = refresh(opened)

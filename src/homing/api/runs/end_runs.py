@@ -1,6 +1,6 @@
 """End billing, confirmed by the provider: what `homing destroy` and `Run.destroy()` do.
 
-find the runs, instances or resources that a word names -> ask if something would be lost -> destroy -> Ended
+find the runs, instances or resources that each argument means -> ask if something would be lost -> destroy -> Ended
 
 If destroying one fails, the others are still destroyed; the first StillBilling is raised at the end.
 """
@@ -105,7 +105,7 @@ def _check_arguments(run: str | None, *, is_all: bool, kept: bool, same_account:
         raise UsageError(
             what="--kept needs --all.",
             why=f"{run} names a single resource.",
-            fix="homing destroy --all --kept   or by its id, listed by homing reconcile: homing destroy VOLUME",
+            fix="All kept resources: homing destroy --all --kept   Or one (ids: homing reconcile): homing destroy ID",
         )
     if same_account and run is None:
         raise UsageError(

@@ -20,7 +20,7 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="RUN",
-        help="Run name (its newest finished run), NAME@RUN, or a folder; default: the newest run.",
+        help="A name (its newest finished run is used), NAME@RUN, or a folder; default: the newest run.",
         autocompletion=run_words,
     ),
 ]

@@ -99,7 +99,7 @@ def end_line(home: Home, line: LedgerLine, made: Pass) -> None:
 
 
 def things_of(home: Home, line: LedgerLine, made: Pass) -> list[Resource]:
-    """Return the volumes and other resources at the line's provider, which is queried once per pass for all runs."""
+    """Return the resources at the ledger row's provider, which is queried only once per guard pass, for all runs."""
     key = line.provider if home.is_ours(line.mark) else line.mark
     if key not in made.things:
         provider, patience = home.provider_of(line), patience_s(home.world, made.by)

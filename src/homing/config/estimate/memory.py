@@ -197,7 +197,7 @@ def memory_of(
     )
     if rl is None:
         return training
-    # In fp32, rl samples from the trained weights directly; with adapters, from the frozen weights in any precision.
+    # rl samples without a copy of the weights if they are in fp32, or if they are frozen under adapters.
     lean = size * num_params * ((size != FP32) + bool(rl.kl)) if method == "full" else FP32 * adapters * bool(rl.kl)
     return _with_sampling(training, model, rl, size, lean, prompt, copies=0 if method == "full" else training.copies)
 

@@ -21,7 +21,7 @@ from homing.wire.guard_timing import DEAD_MAN
 
 log = logging.getLogger(__name__)
 SOURCE = "dead-man"  # the `source` field of the dead-man's events, and the name of its log
-PAUSES_S = (2.0, 15.0, 60.0)  # pause before each restart of the agent; if the agent dies again, the run has failed
+PAUSES_S = (2.0, 15.0, 60.0)  # pauses before the restarts of the agent; after the last one, the run has failed
 FORGET_S = 3600.0  # if the agent dies this long after its last restart, the restart count starts over
 GRACE_S = 60.0
 # The limit is near, so this many failed attempts to end billing are retried quickly before the pauses start to grow.

@@ -160,7 +160,7 @@ def _why_slow(data: dict[str, Any], special_ids: list[int], split: str | None, m
 
 
 def _refuse_losing(data: dict[str, Any], path: Path) -> None:
-    """Raise DataError for vocabularies that silently drop missing bytes, and for dropout, which makes ids random."""
+    """Raise DataError if the vocabulary lacks bytes (lost silently), or if dropout makes ids random."""
     why = ""
     if "ByteLevel" not in _types(data.get("pre_tokenizer")) + _types(data.get("normalizer")):
         why = "Its vocabulary is byte-level, but nothing in it converts text to bytes."

@@ -277,7 +277,7 @@ def _raise_exception(message: str) -> str:
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Serialize a value as JSON. The filter of jinja2 adds HTML escapes, which models have not seen in training."""
+    """Serialize a value as JSON. jinja2's own tojson filter adds HTML escapes, which models never saw in training."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

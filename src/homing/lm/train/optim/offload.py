@@ -134,7 +134,7 @@ class HostPlace(Place):
         away = sorted((load for load in loads if load.is_away), key=lambda load: -load.num_bytes)
         try:
             coming = self._bring(away[0]) if away else None
-            for load in loads:  # step the loads on the device while the first offloaded one is copied in
+            for load in loads:  # first those on the device, while the first offloaded one is copied in
                 if not load.is_away:
                     yield load, load.states
             gone: _Visit | None = None
