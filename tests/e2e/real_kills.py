@@ -64,7 +64,7 @@ _SERVERS: dict[str, tuple[str, tuple[str, ...], str]] = {
 _ADAPTERS: dict[str, tuple[Any, float, dict[str, float]]] = {
     "aws": (Aws, 0.5, {"aws.provider._DESCRIBE_EVERY_S": 0.5, "aws.provider._LOOK_S": 0.3}),
     "modal": (Modal, 0.2, {"modal.provider._DESCRIBE_EVERY_S": 0.5}),
-    "runpod": (Runpod, 0.2, {"runpod.start.EVERY_S": 0.3, "runpod.provider._DESCRIBE_EVERY_S": 0.5}),
+    "runpod": (Runpod, 0.2, {"runpod.hand_over.EVERY_S": 0.3, "runpod.provider._DESCRIBE_EVERY_S": 0.5}),
     "shadeform": (
         Shadeform,
         0.2,

@@ -40,7 +40,7 @@ _PAUSES_S = {
     "modal.provider._DESCRIBE_EVERY_S": 0.5,
     "runpod.provider.Runpod.settle_s": 1.0,
     "runpod.provider._DESCRIBE_EVERY_S": 0.5,
-    "runpod.start.EVERY_S": 0.3,
+    "runpod.hand_over.EVERY_S": 0.3,
     "shadeform.provider.Shadeform.settle_s": 1.0,
     "shadeform.provider._DESCRIBE_EVERY_S": 0.5,
     "shadeform.provider._LOOK_EVERY_S": 0.3,
