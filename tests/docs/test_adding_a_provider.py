@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.docs.test_commands import ROOT, blocks
 
 PAGE = ROOT / "docs/development/adding-a-provider.md"
@@ -23,6 +24,7 @@ registry.PROVIDERS.update({%s})
 """
 
 
+@pytest.mark.slow
 def test_the_page_builds_a_provider_that_passes_the_contract(tmp_path: Path) -> None:
     written = {body.splitlines()[0]: body for language, body in blocks(PAGE) if language == "python"}
     module, line, test = (next(body for head, body in written.items() if name in head) for name in NAMES)

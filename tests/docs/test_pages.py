@@ -20,12 +20,14 @@ from homing.wire import file_names
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance(143)
 def test_the_page_of_the_run_file_is_what_the_schema_says() -> None:
     done = subprocess.run([sys.executable, str(ROOT / "docs/make_run_file_page.py"), "--check"], check=False)
     assert done.returncode == 0, "python docs/make_run_file_page.py writes it anew"
 
 
+@pytest.mark.slow
 def test_the_page_of_the_command_line_is_what_the_verbs_say() -> None:
     done = subprocess.run([sys.executable, str(ROOT / "docs/make_cli_page.py"), "--check"], check=False)
     assert done.returncode == 0, "python docs/make_cli_page.py writes it anew"

@@ -25,6 +25,7 @@ def sampler() -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_half_of_a_sample_is_user_facing_and_a_seed_repeats_it(sampler: Any) -> None:
     first, again, other = (sampler.sample(seed, 40) for seed in (1, 1, 2))
     assert first == again

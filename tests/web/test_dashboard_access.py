@@ -131,6 +131,7 @@ def combinations() -> list[tuple[str | None, str | None, str, str | None, str]]:
     return sorted(found, key=str)
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("X21")
 def test_no_combination_of_host_origin_method_token_and_path_is_answered_wrongly(app: Any) -> None:
     tried = combinations()

@@ -24,6 +24,7 @@ def _cannot_end_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Local, "guard", "the provider deletes it at the limit.")
 
 
+@pytest.mark.slow
 @pytest.mark.machine
 @pytest.mark.usefixtures("_cannot_end_itself")
 @pytest.mark.regression("second-guard")

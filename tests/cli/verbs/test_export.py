@@ -101,6 +101,7 @@ def test_an_adapter_needs_its_base_and_says_so(homing: Homing, tmp_path: Path) -
     assert code == 0, err
 
 
+@pytest.mark.slow
 def test_weights_of_others_in_several_files_are_generated_from_and_talked_to(homing: Homing, tmp_path: Path) -> None:
     reference = tmp_path / "upstream"
     write_reference(reference, "qwen3", vocab_size=400, dtype=torch.bfloat16, max_shard_size="16KB")

@@ -15,6 +15,7 @@ from homing.world import World
 say = cli_with(steps=100_000)
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("X21")
 def test_it_says_old_new_and_worst_case_and_waits_for_the_agent(say: Homing) -> None:
     assert say("launch", "moss", "--spend-limit", "1", "--yes").code == 0

@@ -18,6 +18,7 @@ from homing.wire import file_names
 cli = cli_with(steps=12)
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance(120, 151)
 def test_it_prints_lines_with_money_until_the_end_and_names_the_next_verbs(cli: Homing) -> None:
     assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0

@@ -119,6 +119,7 @@ def test_without_the_curve_the_first_lines_of_file_and_phase_and_the_tail_are_re
     assert [metric.val_loss for metric in found if metric.val_loss is not None] == [1.5]
 
 
+@pytest.mark.slow
 def test_reading_continues_at_the_end_of_a_long_file(store: FileStore) -> None:
     metrics = long_run()
     write(store, metrics)

@@ -230,6 +230,7 @@ def test_a_metric_of_an_earlier_phase_does_not_override_a_newer_heartbeat(home: 
     assert shown == {"pretrain": ("sft", 2), "sft": ("sft", 3), "rl": ("rl", 1)}
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance(62)
 def test_watch_reports_steps_events_samples_and_the_end(home: Home, tmp_path: Path) -> None:
     # No more samples than a watch repeats from the past, since it may begin when all of them are there.

@@ -139,6 +139,7 @@ def reward(prompt, completion, answer):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("X6")
 def test_tasks_with_weights_and_a_reward_with_weights_of_its_own_are_learned_from_together(tmp_path: Path) -> None:
     tasks = [
@@ -176,6 +177,7 @@ def with_reward(run: Run) -> Run:
     return dataclasses.replace(run, phases=[dataclasses.replace(phase, rl=rl)])
 
 
+@pytest.mark.slow
 def test_samples_kept_between_two_updates_are_in_the_checkpoint_and_missing_ones_are_reported(tmp_path: Path) -> None:
     run = make_rl_run(tmp_path / "data", updates_per_rollout=2, phase={"num_steps": 3, "save_every": 3})
     go(tmp_path / "run", run)
@@ -265,6 +267,7 @@ def test_two_processes_report_the_metrics_of_both_and_count_all_targets(tmp_path
             assert figures[name] == pytest.approx(alone.figures[name], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance(91)
 def test_a_collapse_is_an_event_and_is_reported_once(tmp_path: Path) -> None:
     said = go(

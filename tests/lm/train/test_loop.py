@@ -269,6 +269,7 @@ def test_a_landing_time_that_has_come_saves_and_ends(tmp_path: Path, data_dir: P
     assert go(tmp_path)[0].exit_code == 75
 
 
+@pytest.mark.slow
 def test_a_landing_leaves_time_for_the_evaluation_and_the_step_that_come_before_the_next_look(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +298,7 @@ def test_an_unreadable_control_file_is_reported_and_training_continues(tmp_path:
     assert len(events(tmp_path, "control_unreadable")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("X25")
 def test_the_wall_clock_limit_ends_with_75_and_says_why(tmp_path: Path, data_dir: Path) -> None:
     ended, _ = go(tmp_path, make_run(data_dir, num_steps=4000, train={"time_limit_s": 0.3}))
@@ -318,6 +320,7 @@ class Poisoned:
         monkeypatch.setattr(Decoder, "loss", loss)
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("X11")
 def test_a_step_that_is_not_finite_is_skipped_counted_and_never_logged_as_nan(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
@@ -592,6 +595,7 @@ def test_a_failed_compilation_is_reported_and_fails_a_run_that_requires_it(
         go(tmp_path / "on", make_run(data_dir, num_steps=2, train={"compile": "on"}))
 
 
+@pytest.mark.slow
 def test_the_minutes_of_compiling_are_no_part_of_speed_or_eta(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
