@@ -87,7 +87,7 @@ def test_speed_is_judged_on_the_first_twenty_steps(clock: Clock, run_dir: Path) 
     assert alarms(lookout) == []
     lines(clock, run_dir, [3.0], tokens_per_s=300.0)
     assert alarms(lookout) == ["slow"]
-    assert "300 tokens/s, planned 1,000" in next(iter(lookout.alarms()))[2]
+    assert "300 tokens/s; the plan assumed 1,000" in next(iter(lookout.alarms()))[2]
     enough = make_lookout(clock, run_dir, planned_speeds={"pretrain": 899.0})
     lines(clock, run_dir, [3.0] * 30, tokens_per_s=300.0)
     assert alarms(enough) == []

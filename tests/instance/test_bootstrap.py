@@ -451,7 +451,7 @@ def test_a_driver_that_is_older_than_our_torch_gets_the_wheel_for_it(
     wanted = ["numpy==2.0"] if is_older or is_image else ["numpy==2.0", *TORCH]
     assert (env / "lock.txt").read_text().splitlines() == wanted
     if is_older:
-        assert "CUDA 12.4 driver, from PyTorch's index, without hash check" in events(boot)[4].text
+        assert "CUDA 12.4 driver, from PyTorch's index, without a hash check" in events(boot)[4].text
 
 
 def test_a_machine_without_a_card_asks_no_driver(boot: Boot, tmp_path: Path) -> None:
@@ -569,7 +569,7 @@ def test_it_runs_straight_from_the_wheel_on_a_python_that_has_nothing_installed(
         codec.dumps(with_(boot, **{**messages, "code_dir": str(tmp_path / "b"), "code_sha256": "0"}))
     )
     assert World().run(argv(messages["code_sha256"]), 60.0).code == 1
-    assert "is not the file that home sent" in problem(boot)
+    assert "is not the file that was sent" in problem(boot)
     refused = World().run(argv("0" * 64), 60.0)
     assert refused.code == 1
     assert "was replaced: its sha256 is " + messages["code_sha256"] in refused.err

@@ -89,7 +89,7 @@ def test_a_driver_for_which_no_torch_of_ours_was_built_ends_the_boot_and_no_torc
     with PackageIndex(PYTORCH_2026_11) as index:
         messages = boot_with_index(boot, tmp_path, index.url, ["12.9", "12.6"])
         assert bootstrap.run(messages, RealPip("11.8")) == 1
-    assert "the driver supports CUDA 11.8 only; torch is available for 13.0, 12.9 and 12.6" in problem(boot)
+    assert "the driver supports only CUDA 11.8; torch is available for CUDA 13.0, 12.9 and 12.6" in problem(boot)
     assert index.asked == []
 
 

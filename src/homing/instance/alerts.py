@@ -1,13 +1,13 @@
-"""The lookout: a monitor on the instance that reports problems to the user and to the agent.
+"""The monitor, called `lookout` in logs: a process on the instance that reports problems to the user and to the agent.
 
-    metrics, limits  -> alert, limit_warning     reported once each, with `stops` if the run file says to stop the run
+    metrics, limits  -> alert, limit_warning     each reported once, with `stops` if the run file says to stop the run
     notice_url       -> preemption_notice        the provider is about to take the instance away
-    leave_s          -> preemption_notice        the instance is close to its maximum lifetime, but the run continues
-    /proc, the GPU   -> use.json                 utilization, for heartbeats and for the event that reports a stop
+    leave_s          -> preemption_notice        the instance is close to its maximum lifetime, so the run must move
+    /proc, the GPU   -> use.json                 utilization, shown in heartbeats and in the event that reports a stop
 
-Like sync, the lookout runs from the code folder on the instance: `python -m homing.instance.alerts boot.json`. The
-agent starts the lookout alongside the trainer, restarts it if it dies, and reads its events. The agent enforces all
-limits even if the lookout is not running.
+Like the sync process, the monitor runs from the code folder on the instance: `python -m homing.instance.alerts
+boot.json`. The agent starts the monitor alongside the trainer, restarts it if it dies, and reads its events. The agent
+enforces all limits even if the monitor is not running.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ __all__ = ["Lookout", "main", "use_of_machine"]
 
 log = logging.getLogger(__name__)
 
-LOOK_S, USE_S = 5.0, 60.0  # seconds between checks, and between measurements of the utilization
-WARN_AT = (0.8, 0.6)  # fractions of a limit; only the highest one passed is reported, once
+LOOK_S, USE_S = 5.0, 60.0  # seconds between checks, and between utilization measurements
+WARN_AT = (0.8, 0.6)  # warn at these fractions of a limit, once each; only the highest fraction reached is reported
 MAX_LOSSES = 200
 DIVERGED_LINES = 10  # the loss has diverged if it is missing or far above normal in this many metric lines in a row
 SLOW_SHARE, SLOW_AFTER_STEPS, SLOW_AFTER_S = 1 / 3, 20, 600.0
@@ -58,7 +58,7 @@ class Lookout(Limits):
     def __init__(self, boot: Boot, world: World) -> None:
         super().__init__(Folder(boot, world, "lookout"))
         self._plan = boot
-        self._reported: set[str] = set()  # keys of the one-time reports that this lookout or an earlier one has made
+        self._reported: set[str] = set()  # keys of one-time reports already made by this process or an earlier one
         self._last: Metric | None = None
         self._look_s = min(LOOK_S, 5 * boot.heartbeat_s)
         self._use_at = -math.inf
@@ -69,7 +69,7 @@ class Lookout(Limits):
             try:
                 self.look()
             except Exception:  # keep running after a failed check, because the next one may succeed
-                log.exception("a lookout check failed; continuing")
+                log.exception("a monitor check failed; continuing")
             self._world.sleep(self._look_s)
 
     def look(self) -> None:
@@ -116,16 +116,16 @@ class Lookout(Limits):
             limit = self.nearest()[1]
             # Round up, so that the amount shown is never less than the amount spent.
             spent = self.spend().quantize(_CENT, rounding=ROUND_UP)
-            text = f"{share:.0%} of a limit is used: ${spent} in {self.elapsed_s():,.0f} s. Nearest: {limit}."
+            text = f"{share:.0%} of a limit is used: ${spent} in {self.elapsed_s():,.0f} s. Nearest limit: {limit}."
             yield "limit_warning", f"{passed} of {self.spend_limit}, {self.time_limit_s:g} s", text
         if self._num_bad >= DIVERGED_LINES:
-            text = f"The loss diverged: {self._num_bad} lines in a row without a normal loss"
-            yield "divergence", f"divergence of {self._plan.mark}", f"{text} ({_middle(self._losses):.3f})."
-        # Phases differ in speed: generation in rl is many times slower than pretraining.
+            text = f"The loss diverged: {self._num_bad} metric lines in a row had no loss or one far above the usual"
+            yield "divergence", f"divergence of {self._plan.mark}", f"{text} {_middle(self._losses):.3f}."
+        # Use the speed planned for this phase: RL generation, for example, is many times slower than pretraining.
         planned = self._plan.planned_speeds.get(self._last.phase, 0.0) if self._last else 0.0
         speed = _middle(self._speeds)
         if self._is_speed_known() and 0 < speed < planned * SLOW_SHARE:
-            text = f"This instance is slow: {speed:,.0f} tokens/s, planned {planned:,.0f}."
+            text = f"This instance is slow: {speed:,.0f} tokens/s; the plan assumed {planned:,.0f}."
             yield "slow", f"slow {self._plan.mark}", text
 
     def _forget(self, first: Metric | None) -> None:
@@ -158,14 +158,14 @@ class Lookout(Limits):
             headers = {_TOKEN: self._token()} if self._plan.notice_token_url else {}
             reply = self._world.http(HttpRequest("GET", self._plan.notice_url, headers, timeout_s=2.0))
         except NetworkError:
-            log.warning("no answer from %s", self._plan.notice_url)
+            log.warning("no response from %s", self._plan.notice_url)
             return False
         if reply.status == 200:
             self._reported.add(key)
         return reply.status == 200
 
     def _must_leave(self) -> bool:
-        """Return True if the run must move to another instance now, unless a limit ends the run here anyway."""
+        """Return True if the run must move to another instance now, and no limit is about to end the run anyway."""
         leave_s, is_reported = self._plan.leave_s, f"leave {self._plan.mark}" in self._reported
         return bool(leave_s) and not is_reported and self.elapsed_s() >= leave_s and self.left_s(LAND) > 0
 

@@ -1,12 +1,12 @@
-"""Bootstrap of an instance: checks that the machine matches what was rented, and installs what the trainer needs.
+"""Prepares an instance: checks that the machine matches what was rented, and installs what the trainer needs.
 
     directories -> disk -> gpu -> code -> environment -> compiler -> probe        then the agent fetches the inputs
 
 This program runs as `python -m homing.instance.bootstrap boot.json`, straight from the uploaded wheel. It is a separate
-process, so that the agent can still enforce the limits if a stage hangs or runs out of memory. Each stage is reported
-with its name and duration. A failed stage ends the run without a retry; a stage that crashes this process is started at
-most MAX_TRIES times. The program needs only the standard library of Python 3.8. If the machine's Python is too old to
-train or cannot create environments, the program installs uv, which finds or downloads a suitable Python.
+process, so that the agent can still enforce the limits if a stage hangs or runs out of memory. An event reports the
+name and duration of each stage. A failed stage ends the run without a retry. A stage that crashes this process is
+started at most MAX_TRIES times. The program needs only Python 3.8's standard library. If the machine's Python is too
+old to train or cannot create environments, the program installs uv, which finds or downloads a suitable Python.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from homing.world import HttpRequest, NetworkError, World
 
 __all__ = ["StageFailed", "main", "run"]
 
-# a file in the work folder with the current stage, the number of starts per stage, and the problem
+# file in the work folder that records the current stage, the number of starts per stage, and the problem if any
 NOTE = "bootstrap.json"
 MAX_TRIES = 3
 INSTALL_S, PROBE_S = 1800.0, 60.0
@@ -38,12 +38,12 @@ PAUSES_S = (10.0, 30.0)  # pauses before retrying to install packages or a Pytho
 MIN_PYTHON = [3, 11]
 PYTHON, MIN_UV = ">=3.11,<3.13", (0, 8)  # the Python versions that uv finds or downloads if python3 is too old
 CHECK_BYTES = 1 << 20
-# Every package must match the sha256 that home sent. Nothing is built from source, because build dependencies have no
-# hashes.
+# Every package must match its sha256 in boot.json. Nothing is built from source, because build dependencies have no
+# hashes there.
 VERIFIED = ("--require-hashes", "--only-binary", ":all:")
 # Torch is the one package that may be installed without a hash check. If the driver is too old for PyPI's torch, torch
-# comes from PyTorch's index for the driver's CUDA version, and home does not know the hashes there. The version used at
-# home is tried first, then any in the allowed range, and the stage reports which one was installed.
+# comes from PyTorch's index for the driver's CUDA version, and boot.json has no hashes for that index. The version
+# named in boot.json is tried first, then any in the allowed range. The stage reports which one was installed.
 UNHASHED_TORCH = ("--only-binary", ":all:", "--index-url")
 ASK = """import sys, importlib.metadata as m
 print(*sys.version_info[:2])
@@ -85,10 +85,10 @@ def run(boot: Boot, world: World) -> int:
             folder.event("stage_failed", problem, stage=name)
             world.write(path, json.dumps({**note, "problem": problem}).encode())
             folder.write(file_names.OUTCOME, Outcome("failed", problem, 1, "", 0, world.now()))
-            if boot.mailbox:  # push the problem by HTTP, because sync, which accesses the store, may not be installed
+            if boot.mailbox:  # report the problem by HTTP, because the sync program may not be installed yet
                 with contextlib.suppress(NetworkError):
-                    # Set a content type, because urllib's default declares the body to be a form, and a store may parse
-                    # it as form fields.
+                    # Set a content type: urllib's default is the content type of a form, so a store might parse the
+                    # body as form fields.
                     world.http(HttpRequest("PUT", boot.mailbox, {"content-type": "text/plain"}, problem.encode()))
             return 1
         seconds, note["tries"][name] = round(world.monotonic() - began, 2), 0
@@ -112,10 +112,10 @@ def _disk(boot: Boot, spec: Bootstrap, world: World) -> str:
         is_same = world.read(path) == data
         world.remove(path)
         if not is_same:
-            raise StageFailed(f"{folder} does not read back the data that was written")
+            raise StageFailed(f"{folder} does not read back as written: the data differs")
     free = world.free_bytes(boot.work_dir)
     if free < spec.disk_bytes:
-        raise StageFailed(f"{boot.work_dir} has {free / 1e9:.1f} GB free, the run needs {spec.disk_bytes / 1e9:.1f} GB")
+        raise StageFailed(f"{boot.work_dir} has {free / 1e9:.1f} GB free; the run needs {spec.disk_bytes / 1e9:.1f} GB")
     return f"{free / 1e9:.1f} GB free, writable"
 
 
@@ -139,7 +139,7 @@ def _code(boot: Boot, spec: Bootstrap, world: World) -> str:
     if world.exists(sign):
         return "already unpacked"
     if world.sha256(wheel) != spec.code_sha256:
-        raise StageFailed(f"{spec.code} is not the file that home sent: the sha256 differs")
+        raise StageFailed(f"{spec.code} is not the file that was sent: its sha256 differs")
     with zipfile.ZipFile(io.BytesIO(world.read(wheel))) as archive:
         for name in archive.namelist():
             path = os.path.join(spec.code_dir, name)
@@ -176,7 +176,8 @@ def _environment(boot: Boot, spec: Bootstrap, world: World) -> str:
         is_new = True
         uv = _make_env(spec, env, world, is_old=is_old)
         if uses_image_torch:
-            # Add the folder with the image's torch, which may be a virtual environment, after our own packages.
+            # Append the folder that contains the image's torch (maybe a virtual environment), so that our own packages
+            # come first on the path.
             site = os.path.join(env, "lib", f"python{'.'.join(version)}", "site-packages", "image.pth")
             world.write(site, f"import site; site.addsitedir({folder!r})\n".encode())
         world.write(os.path.join(env, "lock.txt"), wanted.encode())
@@ -187,14 +188,14 @@ def _environment(boot: Boot, spec: Bootstrap, world: World) -> str:
             _bring_older_torch(spec, older, pip, ours, world)
         world.write(whole, b"")
     _run(world, ["ln", "-sfn", env, os.path.join(boot.work_dir, "env")], 20.0)
-    unhashed = f" for a CUDA {older} driver, from PyTorch's index, without hash check"
+    unhashed = f" for a CUDA {older} driver, from PyTorch's index, without a hash check"
     torch_source = f"the image's torch {torch}" if uses_image_torch else ours + (unhashed if older else "")
     found = f"; Python {PYTHON} from uv, because {spec.python} is {'.'.join(version)}" if is_old else ""
     return f"{'created' if is_new else 'already created'}, {print_}, {torch_source}{found}"
 
 
 def _older_cuda(spec: Bootstrap, world: World) -> str:
-    """Return the driver's CUDA version if PyPI's torch needs a newer one to see the GPU; else ""."""
+    """Return the driver's CUDA version if it is too old for PyPI's torch to use the GPU; else ""."""
     if not (spec.num_gpus and spec.cuda):
         return ""
     found = re.search(r"CUDA Version:\s*(\d+\.\d+)", world.run(["nvidia-smi"], 30.0).out)
@@ -202,23 +203,23 @@ def _older_cuda(spec: Bootstrap, world: World) -> str:
 
 
 def _runs(torch: str, older: str) -> bool:
-    """Return True if a driver that supports only CUDA `older` can run this torch. If `older` is "", any torch runs.
+    """Return True if this torch build can use the GPU with a driver for CUDA version `older`; "" allows every build.
 
-    Within one major version of CUDA, every driver runs every build. A build for a newer major version sees no GPU.
+    A driver runs every build for its own major version of CUDA. A build for a newer major version cannot use the GPU.
     """
     built_for = re.search(r"\+cu(\d\d)\d", torch)
     return not older or (built_for is not None and int(built_for.group(1)) <= _parts(older)[0])
 
 
 def _bring_older_torch(spec: Bootstrap, older: str, pip: List[str], ours: str, world: World) -> None:
-    """Install torch built for the driver's CUDA version: the torch version used at home, else any in the allowed range.
+    """Install torch built for the driver's CUDA version: the version in boot.json, else any in the allowed range.
 
     Never install a build without CUDA, which would train on the CPU of a machine that was rented for its GPU.
     """
     fitting = [cuda for cuda in spec.older_cuda if _parts(cuda)[0] == _parts(older)[0]]
     if not fitting:
         known = " and ".join(spec.older_cuda)
-        raise StageFailed(f"the driver supports CUDA {older} only; torch is available for {spec.cuda}, {known}")
+        raise StageFailed(f"the driver supports only CUDA {older}; torch is available for CUDA {spec.cuda}, {known}")
     indexes = [f"{spec.torch_index}/cu{cuda.replace('.', '')}" for cuda in fitting]
     for wanted in (spec.torch, ours):
         for index in indexes:
@@ -238,8 +239,8 @@ def _make_env(spec: Bootstrap, env: str, world: World, *, is_old: bool) -> str:
             return "uv" if world.run(["uv", "--version"], 20.0).code == 0 else ""
         world.rmtree(env)
     uv = _uv(spec, world)
-    # Store the Python that uv downloads next to the environments. Environments on a volume outlive this instance and
-    # still need that Python.
+    # Keep the Python that uv downloads in a folder next to the environments: environments on a volume outlive this
+    # instance and still need that Python.
     uv_env = {**world.environment(), "UV_PYTHON_INSTALL_DIR": os.path.join(os.path.dirname(spec.env_dir), "python")}
     # --clear removes the remains of an interrupted attempt; otherwise uv refuses an existing environment.
     _bring(world, [uv, "venv", "--python", PYTHON if is_old else spec.python, "--clear", env], uv_env)
@@ -259,7 +260,7 @@ def _uv(spec: Bootstrap, world: World) -> str:
     if world.run([*pip, "--version"], 60.0).code != 0:
         if not spec.may_add:
             raise StageFailed(
-                f"{spec.python} is not sufficient and has no pip to install uv with: install uv on the host"
+                f"{spec.python} cannot be used, and it has no pip with which to install uv: install uv on the host"
             )
         _add(world, "python3-pip")
     world.write(f"{folder}.txt", f"{spec.uv}\n".encode())
@@ -268,15 +269,15 @@ def _uv(spec: Bootstrap, world: World) -> str:
 
 
 def _add(world: World, *packages: str) -> None:
-    """Install system packages with apt-get. Failures are ignored, because the caller checks for the result."""
+    """Install system packages with apt-get. Ignore failures, because the caller checks what is installed."""
     world.run([*APT, "update"], 300.0)
     world.run([*APT, "install", "-y", "--no-install-recommends", *packages], 600.0)
 
 
 def _bring(world: World, argv: List[str], env: Any = None) -> None:
-    """Run an install command with retries, so that a short network outage does not fail the instance.
+    """Run an install command with retries, so that a short network outage does not make the bootstrap fail.
 
-    pip and uv themselves give up within seconds, but they keep what they have downloaded.
+    pip and uv give up within seconds, but they keep what they have already downloaded for the next try.
     """
     deadline = world.monotonic() + INSTALL_S
     for pause_s in PAUSES_S:
@@ -289,9 +290,9 @@ def _bring(world: World, argv: List[str], env: Any = None) -> None:
 
 
 def _take_turn(lock: str, world: World) -> None:
-    """Wait for the lock, so that two launches on one machine do not create the same environment at once.
+    """Acquire the lock, so that two launches on one machine do not create the same environment at once.
 
-    The lock is held until this process ends. Raises StageFailed after INSTALL_S.
+    The lock is held until this process ends. Raise StageFailed after waiting for INSTALL_S seconds.
     """
     deadline = world.monotonic() + INSTALL_S
     while not world.lock(lock):
@@ -301,10 +302,10 @@ def _take_turn(lock: str, world: World) -> None:
 
 
 def _compiler(boot: Boot, spec: Bootstrap, world: World) -> str:
-    """Make sure that a C compiler and Python.h exist if a GPU was rented.
+    """Make sure that a C compiler and Python.h are installed if a GPU was rented.
 
-    Triton compiles some C code against Python's headers before its first kernel, so no step runs without them. If they
-    are still missing after the installation, the stage only reports it, since a later Triton may not need them.
+    Before its first kernel, Triton compiles C code against Python's headers, so training cannot start without them. If
+    they cannot be installed, the stage reports that but does not fail, because a newer Triton may not need them.
     """
     if not (spec.num_gpus and spec.probe_argv):
         return "not needed"

@@ -34,7 +34,7 @@ def main(argv: Optional[Sequence[str]] = None, simulated: Optional[Machine] = No
         print("Another agent is already running; this one exits.", file=sys.stderr)
         return 0
     if simulated is None:
-        # Also log errors to stderr, which the provider collects. Before the store is reachable, they appear only there.
+        # Also log errors to stderr, which the provider collects. Until the store is reachable, they appear only there.
         handlers: List[logging.Handler] = [logging.FileHandler(agent.folder.log_path("agent")), logging.StreamHandler()]
         handlers[1].setLevel(logging.ERROR)
         logging.basicConfig(handlers=handlers, level=logging.INFO, format=FORMAT)
@@ -54,13 +54,13 @@ def watch_over(folder: Folder) -> int:
 
 
 def prepare(folder: Folder) -> Optional[Agent]:
-    """Start the dead-man, then return the agent, or None if another agent is already running here.
+    """Start the dead-man process, then return the agent, or None if an agent is already running on this machine.
 
     Two agents on one machine would kill each other's child processes."""
     try:
         dead_man.start(folder)
-    except OSError as exc:  # the agent retries the start later, and its heartbeat reports the missing dead-man
-        print(f"The dead-man timer could not be started: {exc}", file=sys.stderr)
+    except OSError as exc:  # the agent tries again later, and its heartbeat says that the dead-man is missing
+        print(f"The dead-man process could not be started: {exc}", file=sys.stderr)
     return Agent(folder) if take(folder, names.AGENT_LOCK) else None
 
 

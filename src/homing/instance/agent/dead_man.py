@@ -2,9 +2,9 @@
 
     before the limit      restarts a dead agent a few times, with pauses in between
     if restarts fail      waits for a grace period, pushes everything trained so far, then ends billing
-    close to the limit    ends billing, later than the agent would and earlier than the guard at home would
+    close to the limit    ends billing, later than the agent would and earlier than a guard on the user's computer would
 
-The dead-man ends billing as the agent does and never stops trying: while it runs, the instance still exists."""
+The dead-man ends billing in the same way as the agent. It never stops trying: while it runs, the instance exists."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from homing.wire.guard_timing import DEAD_MAN
 
 log = logging.getLogger(__name__)
 SOURCE = "dead-man"  # the `source` field of the dead-man's events, and the name of its log
-PAUSES_S = (2.0, 15.0, 60.0)  # pauses before the restarts of the agent; after the last one, the run has failed
-FORGET_S = 3600.0  # if the agent dies this long after its last restart, the restart count starts over
+PAUSES_S = (2.0, 15.0, 60.0)  # pause before each restart of the agent; if the last restart fails, the run has failed
+FORGET_S = 3600.0  # if the agent dies more than this long after its last restart, the restart count starts at 0 again
 GRACE_S = 60.0
-# The limit is near, so this many failed attempts to end billing are retried quickly before the pauses start to grow.
+# Failed attempts to end billing before the pauses start to grow. Until then, retry quickly, because the limit is near.
 QUICK_TRIES = 20
-# How long to wait after the provider accepts a request to end billing. If this process is still running, try again.
+# Seconds to wait after the provider accepts a request to end billing. If this process still runs then, try again.
 AGAIN_S = 20.0
 LAST_PUSH_S = 600.0
 
@@ -44,11 +44,11 @@ class DeadMan:
         self.limits = Limits(folder)
         self.tick_s = min(1.0, self.boot.heartbeat_s)
         self._alone_since = -1.0  # monotonic time when the agent was first seen dead; negative while it is alive
-        # Number of restarts, and boot-clock time of the last one. Also on disk, for a later dead-man process.
+        # Number of restarts and boot-clock time of the last one, also saved to disk for a dead-man started later.
         self._restarts = [*self._read_numbers(names.RESTARTS), 0.0, 0.0][:2]
 
     def run(self) -> None:
-        # Number of consecutive failed requests. An accepted request that had no effect does not count as a failure.
+        # Number of consecutive failed requests to end billing. A request that was accepted is not a failure.
         failed = 0
         while True:
             try:
@@ -63,9 +63,9 @@ class DeadMan:
             self.world.sleep(self.tick_s)
 
     def why_end(self) -> str:
-        """Return the reason to end billing now, or "". Restarts a dead agent along the way."""
+        """Return the reason to end billing now, or "" if there is none. Also restart the agent if it has died."""
         self.limits.follow()
-        # Check the limit first, because after an accepted request to end billing this function returns early.
+        # Check the limit first, because this function returns early once a request to end billing was accepted.
         if self.limits.left_s(DEAD_MAN) <= 0:
             return f"The {self.limits.nearest()[1]} is near and this instance is still running."
         ended_at = self._read_numbers(names.BILLING_ENDED)[:1]

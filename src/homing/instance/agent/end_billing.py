@@ -1,4 +1,4 @@
-"""Ends billing for the agent and the dead-man, with the one command or HTTP request that boot.json specifies."""
+"""Ends billing for the agent and the dead-man, with the command or HTTP request that boot.json specifies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pause_s(tries: int, tick_s: float) -> float:
 def wait(world: Machine, pid: int, is_over: Callable[[], bool], tick: Callable[[], None]) -> int:
     """Wait for a child process and return its exit code, calling `tick` while it waits.
 
-    Once `is_over` returns True, kill the child's process group. Abandon a child that survives that by UNKILLABLE_S."""
+    Once `is_over` returns True, kill the child's process group, and wait at most UNKILLABLE_S more seconds."""
     killed_at = math.inf
     while world.monotonic() - killed_at < UNKILLABLE_S:
         code = world.poll(pid)
@@ -53,7 +53,7 @@ def end_billing(folder: Folder, tries: int, tick: Callable[[], None]) -> str:
 def _ask(folder: Folder, tick: Callable[[], None]) -> str:
     """Run the command or send the request that ends billing; return "" on success, else the problem.
 
-    Only a 2xx status counts as success. A "not found" must be wrong, because the instance is running this code."""
+    Only a 2xx status counts as success. "Not found" must be an error, because this code still runs on the instance."""
     end, world = folder.boot.end_billing, folder.world
     if end.kind == "command":
         until = world.monotonic() + END_TRY_S
@@ -62,10 +62,10 @@ def _ask(folder: Folder, tick: Callable[[], None]) -> str:
     env = world.environment()
     missing = [variable for variable in end.header_env.values() if variable not in env]
     if end.kind != "request" or missing:
-        return f"cannot end by {end.kind!r}; not set in the environment: {', '.join(missing) or 'nothing'}"
+        return f"cannot end by {end.kind!r}; missing environment variables: {', '.join(missing) or 'none'}"
     headers = {name: env[variable] for name, variable in end.header_env.items()}
     try:
         reply = world.http(HttpRequest(end.method, end.url, headers, end.body.encode()))
     except NetworkError as exc:
         return str(exc)
-    return "" if 200 <= reply.status < 300 else f"the provider answered {reply.status}"
+    return "" if 200 <= reply.status < 300 else f"the provider responded with status {reply.status}"

@@ -22,7 +22,7 @@ LEAST_KEY = 8  # minimum length of a secret value that is redacted
 
 class Folder:
     def __init__(self, boot: Orders, world: Machine, source: str = "agent") -> None:
-        """Open the work folder. `source` is the name that all events of this process carry."""
+        """Open the work folder. `source` names this process in every event that it writes."""
         self.boot, self.world, self.source = boot, world, source
         self._offsets: Dict[str, int] = {}  # number of bytes read so far of each JSON-lines file
 
@@ -43,11 +43,11 @@ class Folder:
             return None
 
     def new_lines(self, name: str, cls: Type[T]) -> Iterator[T]:
-        """Yield the complete lines added since the last call; lines that cannot be parsed are skipped."""
+        """Parse and yield the complete lines added since the last call; skip lines that cannot be parsed."""
         path = self.run_path(name)
         try:
             size, offset = self.world.size(path), self._offsets.get(name, 0)
-            offset = 0 if size < offset else offset  # read from the start, because a rollback shortened the file
+            offset = 0 if size < offset else offset  # a rollback shortened the file, so read it from the start
             data = self.world.read(path, offset, size - offset) if size > offset else b""
         except OSError:  # the events or metrics file does not exist yet, or the disk failed
             return
@@ -83,10 +83,10 @@ class Folder:
             log.exception("%s could not be written", name)
 
     def redacted(self, text: str) -> str:
-        """Return `text` with the secrets of this process masked, because events and logs are pushed to the store."""
+        """Return `text` with this process's secrets masked, because events and logs are pushed to the store."""
         names_of_keys = (*self.boot.secret_names, *self.boot.end_billing.header_env.values())
         for value in (os.environ.get(name, "") for name in names_of_keys):
-            # Some of these variables contain settings. A value such as "1" is not a secret and occurs in many numbers.
+            # Some of these variables are settings, not secrets. Masking a value such as "1" would corrupt numbers.
             text = text.replace(value, "***") if len(value) >= LEAST_KEY else text
         return text
 

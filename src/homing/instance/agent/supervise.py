@@ -3,8 +3,8 @@
     end leftover processes -> bootstrap -> fetch inputs -> train (restart after a crash, obey limits and requests)
     -> outcome -> push -> end billing
 
-The last three steps happen even if an earlier one fails, so that a failed run costs no more than its limit. Trainer and
-sync are separate processes. A restarted agent finds those of its predecessor by the mark in their environment."""
+The last three steps happen even if an earlier one fails, so that a failed run costs no more than its limit. The trainer
+and sync are separate processes. A restarted agent finds leftover ones by the mark in their environment variables."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from homing.wire.guard_timing import END, KILL
 
 log = logging.getLogger(__name__)
 LOG_OF = {"watch": "sync"}  # role of a child process -> name of its log, if different from the role
-# This variable contains <mark>/<role>. Only the agent's children have it, and a later agent may kill only those.
+# Environment variable with the value <mark>/<role>, set only for the agent's children; a later agent kills only those.
 CHILD_ENV = "HOMING_CHILD"
 STATES = {names.EXIT_DONE: "done", names.EXIT_STOPPED: "stopped"}
 MAX_RESTARTS = 2
-PUSH_LIMIT_S = 86400.0  # time for the last push if neither money nor time is limited
-BROKEN_PUSH_S = 30.0  # time for the last push after a failed bootstrap, when the sync program may not be installed
+PUSH_LIMIT_S = 86400.0  # time limit for the last push if the run has neither a spend limit nor a time limit
+BROKEN_PUSH_S = 30.0  # time limit for the last push after a failed bootstrap, when sync may not be installed
 GUARD_S, CONTROL_S = 10.0, 15.0  # seconds between checks of the dead-man, and between updates of control.json
 CONTROL_CHANGE_S = 2.0  # control.json is not rewritten if the landing time changed by less than this many seconds
 DEAD_MAN_START_S = 5.0
@@ -54,8 +54,8 @@ class Agent:
         self._last_control: Optional[Control] = None
 
     def preempt(self, reason: str) -> None:
-        """Record a preemption. This may run in a signal handler, so the main loop reacts to it within a tick."""
-        if self.is_leaving:  # the command that ends billing is running and also terminates this process
+        """Record a preemption, perhaps in a signal handler. The main loop reacts to the record within one tick."""
+        if self.is_leaving:  # the command that ends billing is running, and it also terminates this process
             raise SystemExit(0)
         self.is_preempted, self.stop_reason = True, self.stop_reason or reason
 
@@ -65,7 +65,7 @@ class Agent:
         except Exception as exc:
             log.exception("the agent failed")
             outcome = self._outcome(names.EXIT_FAILED, f"The agent failed: {type(exc).__name__}: {exc}")
-        # Write the outcome before the first "pushing" heartbeat, because from then on home trusts the outcome. Write it
+        # Write the outcome before the first "pushing" heartbeat, after which the user's computer relies on it. Write it
         # again after the child processes have ended, because a trainer that was still running may have overwritten it.
         self.outcome = outcome
         write = self._write_outcome
@@ -80,7 +80,7 @@ class Agent:
     # --- training ---
 
     def _train(self) -> Outcome:
-        # The first heartbeat tells home which guards are alive, so give the dead-man time to start.
+        # The first heartbeat reports which guards are running, so give the dead-man time to start.
         is_late = self._after(DEAD_MAN_START_S)
         while self.boot.agent_argv and not self._sees_dead_man() and not is_late():
             self.world.sleep(0.1)
@@ -95,7 +95,7 @@ class Agent:
         self.watchers = {"watch": [*self.boot.sync_argv, "--watch"], "lookout": self.boot.lookout_argv}
         self.state = "fetching"
         if not self._sync_until_done("--fetch", self._must_stop, "The inputs could not be fetched"):
-            # Missing or wrong inputs would make the run fail on every other machine too, so this outcome is final.
+            # With missing or wrong inputs, the run would fail on every other machine too, so this outcome is final.
             if self.dog.alarm and not self.is_preempted:
                 tail = self.folder.log_tail("sync")
                 return self._outcome(names.EXIT_FAILED, self.stop_reason, is_final=True, log_tail=tail)
@@ -141,7 +141,7 @@ class Agent:
             self._event("leftovers_ended", f"Stopped processes {sorted(ended)} of an earlier agent.")
 
     def _run_trainer(self) -> Outcome:
-        """Run the trainer once and return its outcome: the one that it wrote, if that matches its exit code."""
+        """Run the trainer once and return its outcome; the outcome it wrote counts only if it matches the exit code."""
         self.world.remove(self.folder.run_path(names.OUTCOME))
         self.stall, self._asked_at, self._is_signalled, self._last_control = "", math.inf, False, None
         self._control()
@@ -172,7 +172,7 @@ class Agent:
             self.stop_reason = self.dog.why_stop()
             unsaved = "" if self.stop_reason else self.dog.why_unsaved()
             self.stall = "" if self.stop_reason else unsaved or self.dog.why_stalled()
-            if unsaved:  # log it to stderr too, which the provider collects, because the store is unavailable
+            if unsaved:  # the store is unavailable, so also log to stderr, which the provider collects
                 log.error("%s", unsaved)
             if self.stop_reason or self.stall:
                 kind = "unsaved" if unsaved else "stalled" if self.stall else "limit_reached"
@@ -181,7 +181,7 @@ class Agent:
         return bool(self.stop_reason or self.stall)
 
     def _is_grace_over(self) -> bool:
-        """Ask the trainer to stop if training must stop, then send SIGTERM; return True when it is time for SIGKILL."""
+        """If training must stop, ask the trainer to stop, then send SIGTERM; return True when SIGKILL is due."""
         if not self._must_stop() or self.is_superseded:
             return self.is_superseded
         now, why = self.world.monotonic(), self.stop_reason or self.stall
@@ -222,9 +222,9 @@ class Agent:
         self._event(f"run_{final.state}", final.reason, log_tail=final.log_tail)
 
     def _amended(self, outcome: Outcome) -> Outcome:
-        """Return the outcome with facts added that the trainer cannot know, such as whether the stop was requested.
+        """Return the outcome, adding what the trainer cannot know, such as whether the stop was requested.
 
-        A stop that nobody requested is not final, because the run resumes on another instance."""
+        A stop that was not requested is not final, because the run resumes on another instance."""
         is_preempted = (self.is_preempted or outcome.is_preempted) and outcome.state != "done"
         is_asked_stop = outcome.state == "stopped" and bool(self.stop_reason) and not is_preempted
         is_final = outcome.is_final or outcome.state == "done" or is_asked_stop
@@ -242,10 +242,10 @@ class Agent:
         if self.is_pushed:
             self._event("pushed", "All results are in the store, verified by reading them back.")
             return
-        unsaved = "No time left to push: only the files listed in pushed.json are in the store."
+        unsaved = "No time left to push. The newest checkpoint in the store is the one that pushed.json names."
         self._event("ended_unsaved", self.dog.why_unsaved() or unsaved)
         if self.outcome.state == "done" and not self.is_superseded:
-            # A run without a stored model is not done. Another attempt resumes from the newest checkpoint in the store.
+            # A run is not done until its model is in the store. The next attempt resumes from the newest checkpoint.
             why = f"The final model could not be verified in the store: {self.dog.why_unsaved() or self.problem}"
             log.error("%s", why)
             self.outcome = self._outcome(names.EXIT_FAILED, why)
@@ -268,8 +268,8 @@ class Agent:
         self._end_children()
 
     def _say_goodbye(self) -> None:
-        """Push the last heartbeat before billing ends, because afterwards the instance no longer exists."""
-        # Stay within the limit, unless ending billing failed: then billing goes on anyway, and home must find out.
+        """Push a last heartbeat before billing ends, because afterwards the instance no longer exists."""
+        # Stay within the limit. But if ending billing failed, push anyway: billing continues, and the user must know.
         spare_s = end.END_TRY_S if self.state == "ending" else min(end.END_TRY_S, self.dog.left_s(END / 2))
         self.state = "ending" if self.state == "ending" else "ended"
         self._beat()
@@ -277,7 +277,7 @@ class Agent:
             self._sync("--once", self._after(spare_s))
 
     def _end_billing(self) -> None:
-        """Retry until billing has ended. Never give up, which would leave a billing instance without an agent."""
+        """Try to end billing until it succeeds. Never give up, or the instance would keep billing without an agent."""
         for tries in itertools.count(1):
             try:
                 self.is_leaving = self.boot.end_billing.kind == "command"
@@ -319,7 +319,7 @@ class Agent:
         if "trainer" in self.children and math.isinf(self._asked_at) and self._is_due("control", CONTROL_S):
             self._control()
         if self.boot.agent_argv and self._is_due("guard", GUARD_S) and not self._sees_dead_man():
-            self._event("dead_man_restarted", "The dead-man timer is not running; restarting it.")
+            self._event("dead_man_restarted", "The dead-man process is not running; restarting it.")
             dead_man.start(self.folder)
         for role, argv in self.watchers.items():
             is_again = self._code_of(role) is not None
@@ -343,16 +343,16 @@ class Agent:
             return
         self.serial = request.serial
         asked = request.reason.rstrip(".") or "new limits"
-        self._event("request_taken", f"Request {request.serial} from home: {asked}.")
+        self._event("request_taken", f"Received request {request.serial}: {asked}.")
         try:
             self.dog.change(request)
             limit = None if self.dog.spend_limit is None else str(self.dog.spend_limit)
             in_force = Request(request.serial, False, "", limit, self.dog.time_limit_s, age_s=self.dog.elapsed_s())
             self.folder.write(names.LIMITS, in_force)
         except ArithmeticError:
-            self._event("request_refused", f"Request {request.serial}: {request.spend_limit_usd!r} is not an amount.")
+            self._event("request_refused", f"Request {request.serial}: invalid amount {request.spend_limit_usd!r}.")
         if request.stop:
-            self.stop_reason = self.stop_reason or request.reason or "Stop requested from home."
+            self.stop_reason = self.stop_reason or request.reason or "A stop was requested."
         elif "trainer" in self.children and math.isinf(self._asked_at):
             self._control()
 
@@ -372,7 +372,7 @@ class Agent:
     def _control(self, is_stop: bool = False, reason: str = "") -> None:
         """Write control.json for the trainer.
 
-        Set `land_by` from the start, so that the trainer plans its landing early rather than when time runs out."""
+        Set `land_by` from the start, so that the trainer can plan its early end (landing) before time runs out."""
         left_s, name = self.dog.land_s(), self.dog.nearest()[1]
         land_by = None if math.isinf(left_s) else self.world.boottime() + left_s
         known = self._last_control
@@ -391,7 +391,7 @@ class Agent:
         return self.children[role]
 
     def _code_of(self, role: str) -> Optional[int]:
-        """Return the exit code of a child that has ended; None while it runs or if it was never started."""
+        """Return the exit code of a child that has ended, or None if it is running or was never started."""
         return self.world.poll(self.children[role]) if role in self.children else None
 
     def _run_child(self, role: str, argv: List[str], is_over: Callable[[], bool]) -> int:
@@ -428,5 +428,5 @@ class Agent:
 
 
 def _is_open(outcome: Outcome) -> bool:
-    """Return True if the trainer stopped and its outcome does not show that someone requested the stop."""
+    """Return True for a stop that, according to the outcome, was neither requested nor a preemption."""
     return outcome.state == "stopped" and not outcome.is_final and not outcome.is_preempted

@@ -24,7 +24,7 @@ def last_beat_at(folder: Folder) -> float:
     if beat is None or beat.mark != boot.mark:
         return 0.0
     try:
-        # Use the recorded spend too: if this clock is behind home's, the heartbeat's time may precede started_at.
+        # Use the recorded spend too: started_at comes from another clock, so the heartbeat's time may precede it.
         dollars = Decimal(beat.spend_usd) - Decimal(boot.spent_before_usd)
         return max(beat.t, boot.started_at + float(dollars / Decimal(boot.rate_usd_per_hour) * 3600))
     except ArithmeticError:
@@ -37,7 +37,7 @@ class Limits:
         self._rate = Decimal(self._boot.rate_usd_per_hour)
         known = self._read_clock()
         if known is None:
-            # `started_at` is from home's clock. This clock may be behind it, but elapsed time must not be negative.
+            # `started_at` comes from another clock. This clock may be behind it, but elapsed time must not be negative.
             known_until = max(self._world.now(), last_beat_at(folder))
             known = max(0.0, known_until - self._boot.started_at), self._world.boottime()
         self._before_s, self._began = known
@@ -47,14 +47,14 @@ class Limits:
     def elapsed_s(self) -> float:
         """Return the seconds since billing began.
 
-        Only the first process reads the wall clock, because someone may set it forward or back later."""
+        Only the first process reads the wall clock, because the clock may later be set forward or back."""
         return self._before_s + self._world.boottime() - self._began
 
     def _read_clock(self) -> Optional[Tuple[float, float]]:
         """Return the clock values that the first agent or dead-man recorded after this boot, or None.
 
-        The values are a number of billed seconds and the boot-clock time at which they had been billed. The result is
-        None if nothing was recorded or the instance has rebooted since."""
+        The values are the number of seconds billed so far and the boot-clock time of that measurement. Return None if
+        nothing was recorded or the instance has rebooted since."""
         try:
             before, began, started, boot_id = self._world.read(self._folder.path(names.CLOCK)).decode().split(" ")
             is_ours = float(started) == self._boot.started_at and boot_id == self._world.boot_id()
@@ -78,7 +78,7 @@ class Limits:
             self.change(self._folder.read(names.LIMITS, Request) or Request(serial=0))
 
     def change(self, request: Request) -> None:
-        """Apply all new limits or none; raises ArithmeticError if the amount is not a finite number."""
+        """Apply all new limits or none. Raise ArithmeticError if the spend limit is not a finite number."""
         if request.spend_limit_usd is not None:
             spend = Decimal(request.spend_limit_usd)
             if not spend.is_finite():
@@ -99,7 +99,7 @@ class Limits:
         return allowed, f"time limit of {self.time_limit_s:g} s" if is_time else f"spend limit of ${self.spend_limit}"
 
     def left_s(self, share: float) -> float:
-        """Return the seconds until the guard with this share acts; negative if past, infinite without limits.
+        """Return the seconds until the guard with this share must act; negative if overdue, infinite without limits.
 
         `share` is one of the constants in wire/guard_timing.py."""
         allowed, _ = self.nearest()
@@ -119,7 +119,7 @@ class Watchdog(Limits):
         self._first: Optional[Metric] = None  # the first metric of the current trainer in the current phase
         self.metric: Optional[Metric] = None
         self.furthest: Tuple[int, int] = (0, 0)  # (index of the phase, step); never decreases
-        # the lookout's reason to stop training, and whether that reason is a preemption
+        # the monitor's reason to stop training, and whether that reason is a preemption
         self.alarm, self.is_taken = "", False
         self._refused_at: Optional[float] = None  # boot-clock time at which the store began to refuse every push
         self._refusal = ""
@@ -136,7 +136,7 @@ class Watchdog(Limits):
         return self.alarm
 
     def why_unsaved(self) -> str:
-        """Return why the results of further training could not be saved, or "" if they can."""
+        """Return why the results of further training could not be saved, or "" if they could."""
         limit_s = self._boot.unsaved_limit_s
         refused_s = 0.0 if self._refused_at is None else self._world.boottime() - self._refused_at
         if self._refused_at is None or not 0 < limit_s <= refused_s:
@@ -155,10 +155,10 @@ class Watchdog(Limits):
         quiet_s, factor = self._world.monotonic() - self._touched, self._boot.stall_factor
         if factor <= 0 or num_steps < STALL_AFTER_STEPS or quiet_s < max(STALL_FLOOR_S, factor * usual_s):
             return ""
-        return f"The trainer is stuck: no step for {quiet_s:.0f} s, normally {usual_s:.1f} s."
+        return f"The trainer is stuck: no step for {quiet_s:.0f} s, normally one every {usual_s:.1f} s."
 
     def begin(self) -> None:
-        """Reset the progress for a trainer that starts now: ignore earlier steps, and do not count loading as idle."""
+        """Reset progress tracking for a trainer that starts now. Ignore earlier steps; loading is not idle time."""
         self.read()
         self._first = None
         self._touch()
@@ -177,7 +177,7 @@ class Watchdog(Limits):
                 self._refused_at = None
             if event.data.get("stops") == self._boot.mark:
                 self.alarm, self.is_taken = event.text, event.kind == "preemption_notice"
-            # A skipped step does not count as progress, so that the watchdog notices a series of them.
+            # A skipped step does not count as progress, so that the watchdog notices a series of skipped steps.
             if (event.source == "trainer" and event.kind != "step_skipped") or event.kind in SYNC_PROGRESS:
                 self._touch()
         for metric in self._folder.new_lines(names.METRICS, Metric):
