@@ -128,5 +128,5 @@ def test_an_input_that_was_swapped_is_refused_on_the_instance_and_ends_the_run_w
         fetch_inputs(boot, store, World())
     assert not (tmp_path / "work/run" / file_names.RUN).exists()
     said = (tmp_path / "work/run" / file_names.EVENTS).read_text()
-    assert "does not have the content that was pushed" in said
+    assert "has changed since it was pushed" in said
     assert f"homing store rm {item.key}" in said

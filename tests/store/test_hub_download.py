@@ -201,4 +201,4 @@ def test_a_slow_line_says_now_and_then_how_far_it_is(hub: Hub, item: Input, path
 
     messages = take(item, path, Slow())
     assert messages
-    assert all(line.startswith("input_fetching ") and line.endswith("from the Hub.") for line in messages)
+    assert all(line.startswith("input_fetching ") and line.endswith("downloaded.") for line in messages)

@@ -52,7 +52,7 @@ def test_keys_that_end_by_themselves_are_warned_of(
 
 def test_a_service_that_takes_both_exclusive_writes_is_refused(rclone: Server, new_bucket: NewBucket) -> None:
     url = f"s3://{new_bucket(rclone)}?endpoint={rclone.endpoint}"
-    with pytest.raises(StoreError, match="two homes") as caught:
+    with pytest.raises(StoreError, match="two computers") as caught:
         preflight(url, World())
     assert "If-None-Match" in caught.value.why
     assert open_store(url, World()).list("") == []

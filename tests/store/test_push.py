@@ -216,11 +216,11 @@ def test_a_locally_damaged_checkpoint_is_reported_and_never_listed_as_complete(r
 def test_bytes_that_change_on_their_way_are_found_by_reading_back(run_dir: Path, store: Recording) -> None:
     write_checkpoint(run_dir, "pretrain", 10)
     store.flips = {"runs/amber-1/checkpoints/pretrain/step-00000010/model.safetensors"}
-    with pytest.raises(StoreError, match="was read back"):
+    with pytest.raises(StoreError, match="differs from what was pushed"):
         make_pusher(run_dir, store).push_everything()
     assert whole_steps(store) == []
     store.flips = {"runs/amber-1/metrics.jsonl"}
-    with pytest.raises(StoreError, match="was read back"):
+    with pytest.raises(StoreError, match="differs from what was pushed"):
         make_pusher(run_dir, store).push_everything()
     store.flips = set()
     make_pusher(run_dir, store).push_everything()

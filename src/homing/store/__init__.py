@@ -1,4 +1,4 @@
-"""Stores keep runs independently of any single machine. Every push and fetch is verified by hash.
+"""A store keeps a run's files independently of any single machine. Every push and fetch is verified by hash.
 
 base           the interface of a store           address        parses store addresses
 file           a folder                           s3, hf, modal  a bucket, a repository on the Hub, a Modal Volume

@@ -43,7 +43,7 @@ class S3Address:
 
     @property
     def url(self) -> str:
-        """Return the canonical address. It includes the endpoint, which the instance cannot know otherwise."""
+        """Return the canonical address. It includes the endpoint, because the instance cannot find it otherwise."""
         parts = [f"{name}={value}" for name, value in (("endpoint", self.endpoint), ("region", self.region)) if value]
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/") + ("?" + "&".join(parts) if parts else "")
 
@@ -68,7 +68,7 @@ class ModalAddress:
 
     @property
     def url(self) -> str:
-        """Return the address without the mount, so that it is the same at home and in a sandbox."""
+        """Return the address without the mount, so that it is the same on the user's computer and in a sandbox."""
         return f"modal:{self.volume}/{self.prefix}".rstrip("/")
 
 
@@ -97,17 +97,17 @@ def parse_s3(url: str) -> S3Address:
     strange = sorted(set(options) - {"endpoint", "region"})
     problem = ""
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", bucket):
-        problem = f"{bucket!r} cannot be the name of a bucket: use 3 to 63 of a-z, 0-9, dot and dash."
+        problem = f"{bucket!r} is not a valid bucket name: use 3 to 63 characters from a-z, 0-9, dot and dash."
     elif strange:
-        problem = f"{strange[0]!r} is not an option of an s3 address; use endpoint and region."
+        problem = f"{strange[0]!r} is not a valid option; an s3 address can have the options endpoint and region."
     elif any(part in ("", ".", "..") for part in prefix.strip("/").split("/")) and prefix.strip("/"):
         problem = f"The prefix {prefix!r} has an empty, `.` or `..` part."
     elif options.get("endpoint") and urlsplit(options["endpoint"]).scheme not in ("http", "https"):
-        problem = f"The endpoint {options['endpoint']!r} is not an http address."
+        problem = f"The endpoint {options['endpoint']!r} is not an http or https URL."
     elif "@" in options.get("endpoint", ""):
-        problem = "An endpoint must not contain a user or password; keys come from the environment."
+        problem = "An endpoint must not contain a user name or password; set the keys as environment variables."
     if problem:
-        raise UsageError(f"{url!r} is not an s3 store.", problem, f"Write: {FORMS['s3']}?endpoint=https://...")
+        raise UsageError(f"{url!r} is not a valid s3 address.", problem, f"Use {FORMS['s3']}?endpoint=https://...")
     folder = prefix.strip("/")
     return S3Address(bucket, f"{folder}/" if folder else "", options.get("endpoint", ""), options.get("region", ""))
 
@@ -121,7 +121,7 @@ def parse_hub(url: str) -> HubAddress:
         raise UsageError(
             what=f"{url!r} does not name a repository on the Hub.",
             why="The address must contain an owner (you or an organization) and a name.",
-            fix=f"Write: {FORMS['hf']}   or, for a dataset: hf:datasets/OWNER/NAME",
+            fix=f"Use {FORMS['hf']}   or, for a dataset: hf:datasets/OWNER/NAME",
         )
     return HubAddress(repo_type or "model", "/".join(owner_name), "".join(f"{part}/" for part in rest))
 
@@ -131,15 +131,15 @@ def parse_modal(url: str) -> ModalAddress:
     volume, _, prefix = place.strip("/").partition("/")
     options = dict(parse_qsl(query, keep_blank_values=True))
     problem = ""
-    # Modal allows 64 characters. Leave room for the suffix in the name of the Dict that accompanies the Volume.
+    # Modal allows 64 characters, but the Dict that accompanies the Volume has the same name plus a suffix.
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,49}", volume, re.ASCII):
-        problem = f"{volume!r} cannot be the name of a Volume: use 1 to 50 of a-z, A-Z, 0-9, dot, dash, underscore."
+        problem = f"{volume!r} is not a valid Volume name: use 1 to 50 of a-z, A-Z, 0-9, dot, dash and underscore."
     elif prefix and any(part in ("", ".", "..") for part in prefix.split("/")):
         problem = f"The prefix {prefix!r} has an empty, `.` or `..` part."
     elif set(options) - {"mount"} or ("mount" in options and not options["mount"].startswith("/")):
         problem = f"{query!r} is not valid in a modal address."
     if problem:
         raise UsageError(
-            f"{url!r} is not a Modal Volume.", problem, f"Write: {FORMS['modal']}   or modal:VOLUME/prefix"
+            f"{url!r} is not a valid modal address.", problem, f"Use {FORMS['modal']}   or modal:VOLUME/prefix"
         )
     return ModalAddress(volume, f"{prefix}/" if prefix else "", options.get("mount", ""))

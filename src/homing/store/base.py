@@ -79,7 +79,7 @@ class Store(Protocol):
     def put(self, key: str, path: str) -> Entry: ...
     def put_many(self, files: Files) -> Entries: ...  # at most `batch_files` files per call
     def put_bytes(self, key: str, data: bytes) -> Entry: ...
-    # the folder of the local `path` must exist
+    # the folder that contains the local `path` must exist
     def get(self, key: str, path: str, sha256: str | None = None) -> None: ...
     def read(self, key: str) -> bytes: ...
     def sha256(self, key: str) -> str: ...
@@ -94,7 +94,7 @@ class Store(Protocol):
 
 @runtime_checkable
 class Resuming(Protocol):
-    """A store that keeps the parts of an interrupted push, to resume it. The parts are billed but `list` omits them."""
+    """A store that can resume an interrupted push. It keeps the uploaded parts, which `list` omits but are billed."""
 
     def drop_cut(self, folder: str) -> int: ...  # deletes the parts below this folder and returns how many there were
 
@@ -146,7 +146,7 @@ def disk_failed(exc: OSError, done: str, key: str, url: str) -> StoreError:
 PROBES = "homing-probe"  # prefix of the temporary keys that preflight writes and deletes
 
 
-# Matches the names of temporary files, which World has not renamed yet or `get` has not verified yet.
+# Matches the names of temporary files, which World renames when they are complete and `get` when they are verified.
 _TEMPORARY_NAME = re.compile(r"\.(tmp-\d+|part)-[0-9a-f]{8}$")
 
 

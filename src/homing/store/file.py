@@ -6,8 +6,8 @@ folder), every call raises, because a missing disk is not an empty store.
 
 A mounted Volume needs no SDK and no token, but each write must be followed by a commit. Modal writes a sandbox's
 changes to the Volume when the sandbox ends, or when `sync` runs on the mount point; only committed changes survive the
-loss of the sandbox. So a write is complete only when `sync` has returned. Conversely, the sandbox sees what home wrote
-only after home has asked Modal to reload the mount.
+loss of the sandbox. So a write is complete only when `sync` has returned. Conversely, the sandbox sees what the user's
+computer wrote only after that computer has asked Modal to reload the mount.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class FileStore:
         return path
 
     def _sweep(self, folder: str) -> None:
-        """Delete unfinished files that killed processes left in a folder, once per folder for each store object."""
+        """Delete the unfinished files that killed processes left in a folder. Later calls for a folder do nothing."""
         if folder in self._swept:
             return
         self._swept.add(folder)
@@ -236,9 +236,9 @@ class MountedVolume(FileStore):
     def create_if_absent(self, key: str, data: bytes) -> bool:
         check_key(key)
         raise StoreError(
-            what=f"{key} cannot be created exclusively from a sandbox.",
-            why="Two sandboxes could both create it, because each has its own view of the Volume.",
-            fix="Run this on your own computer: only home takes leases.",
+            what=f"A sandbox cannot guarantee that it alone creates {key}.",
+            why="Each sandbox has its own view of the Volume, so two of them could create the same file.",
+            fix="Run this on your own computer; leases can be taken only there.",
         )
 
     def _commit(self, key: str) -> None:

@@ -2,10 +2,10 @@
 
     url -> FILE.part (resumed after an interruption) -> compare with the Hub's size and sha256 -> FILE
 
-A file is complete and verified, or absent. After HTTP 429, a server error or a broken connection, the download is
+FILE is either complete and verified, or absent. After HTTP 429, a server error or a broken connection, the download is
 retried with growing pauses that respect Retry-After, until PATIENCE_S seconds have passed without a new byte. Wrong
 bytes are discarded and downloaded once more. A permanent error (no such file, access denied) raises HubFailed at once,
-and the run does not train.
+and the run ends before training.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class HubFailed(StoreError):
 
 
 def take_from_hub(item: Input, path: str, world: World, notify: Callable[[str, str], None]) -> None:
-    """Download `item` to `path` and verify its sha256; raises HubFailed.
+    """Download `item` to `path` and verify its sha256. Raise HubFailed if that is impossible.
 
-    `notify` receives regular progress reports, and a message for every retry.
+    `notify` is called with regular progress reports, and with a message before every retry.
     """
     taking = _Taking(item, f"{path}.part", world, notify)
     failures, wrong, moved_at = 0, 0, world.monotonic()
@@ -93,7 +93,7 @@ class _Taking:
         return f"HTTP {answer.status}" + (" and no bytes" if answer.status == 200 else ""), _seconds(asked)
 
     def _start_again_unless_whole(self) -> None:
-        """Discard the partial file if it lacks received bytes, as can happen when the disk is full."""
+        """Discard the partial file unless it contains all received bytes; some are missing if the disk is full."""
         there = self.world.size(self.part) if self.world.exists(self.part) else 0
         if there != self.num_bytes:
             self.throw_away()
@@ -103,7 +103,7 @@ class _Taking:
         if self.world.monotonic() - self._reported_at >= _REPORT_EVERY_S:
             self._reported_at = self.world.monotonic()
             of = format_bytes(self.item.num_bytes)
-            self.notify("input_fetching", f"{self.item.path}: {format_bytes(self.num_bytes)} of {of} from the Hub.")
+            self.notify("input_fetching", f"{self.item.path}: {format_bytes(self.num_bytes)} of {of} downloaded.")
 
     def _count(self, chunk: bytes) -> None:
         self._hash.update(chunk)
@@ -119,7 +119,7 @@ class _Taking:
         self.num_bytes, self._hash = 0, hashlib.sha256()
         if size != self.item.num_bytes:
             return f"received more than the {self.item.num_bytes:,} bytes that the Hub lists"
-        return f"the sha256 is {found}, the Hub lists {self.item.sha256}"
+        return f"the sha256 is {found}, but the Hub lists {self.item.sha256}"
 
 
 def _seconds(text: str) -> float:
@@ -130,5 +130,5 @@ def _failed(item: Input, why: str) -> HubFailed:
     return HubFailed(
         what=f"{item.path} could not be downloaded from the Hub.",
         why=f"{item.url}: {why}.",
-        fix="Launch again, or download the weights (hf download) and set the folder: model.from: FOLDER",
+        fix="Launch again, or download the weights (hf download) and set model.from to their folder.",
     )

@@ -12,8 +12,8 @@ appear in a file, an argument or a log.
 s3     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), region and endpoint
 hf     the token under both of its names, even if only one of them is set here, and HF_ENDPOINT if set
 file   nothing
-modal  the account's token, only for instances on this computer; a rented one never gets it (a sandbox has the Volume
-       mounted, and other providers cannot use this store)
+modal  the account's token, only for instances on this computer; a rented instance never gets it (a sandbox has the
+       Volume mounted, and other providers cannot use this store)
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from homing.world import World
 
 __all__ = ["TO_BE_CREATED", "preflight", "secrets", "try_out"]
 
-TO_BE_CREATED = "a launch creates it"  # part of the note that `preflight` returns if the store does not exist yet
+TO_BE_CREATED = "`homing launch` creates it"  # part of the note that `preflight` returns if the store does not exist yet
 
 
 def preflight(url: str, world: World, *, needs_write: bool = True, create: bool = True) -> list[str]:
@@ -88,7 +88,7 @@ def _look_s3(store: S3Store, needs_write: bool) -> list[str]:
     store.list(f"{PROBES}/")
     notes = [f"{address.bucket} is reachable at {connection.where} with the credentials from {connection.source}"]
     if connection.is_temporary:
-        notes.append("warning: these credentials are temporary; a run can no longer push once they expire")
+        notes.append("warning: these credentials are temporary; after they expire, a run cannot push anything")
     if swept:
         notes.append(f"aborted {swept} incomplete uploads that had been idle for more than a day")
     return notes
@@ -103,7 +103,7 @@ def _look_hub(store: HubStore, needs_write: bool) -> list[str]:
         except StoreError:
             if not store.connection.token:
                 raise
-            return [f"{store.url} does not exist or is not visible to this token; {TO_BE_CREATED} as private"]
+            return [f"{store.url} does not exist or is not visible to this token; {TO_BE_CREATED} as a private one"]
     return [f"{store.url} is reachable at {store.connection.endpoint} with {store.connection.token_source.rstrip(',')}"]
 
 
@@ -123,11 +123,11 @@ def _try_out(store: Store, world: World) -> None:
     try:
         store.put_bytes(one, data)
         if store.read(one) != data:
-            raise _broken(store, "Written data does not read back.")
+            raise _broken(store, "Data that was written does not read back unchanged.")
         if store.create_if_absent(one, b"over it"):
-            raise _broken(store, "An exclusive write can replace an existing key, so two homes could own one run.")
+            raise _broken(store, "An exclusive write replaced an existing key, so two computers could own one run.")
         if not store.create_if_absent(two, data) or store.create_if_absent(two, data):
-            raise _broken(store, "The store did not accept the first of two exclusive writes and reject the second.")
+            raise _broken(store, "Of two exclusive writes to one key, exactly the first must succeed. It did not.")
         store.delete_many([one, two])
         if store.exists(one) or store.exists(two):
             raise _broken(store, "Deleted data is still present.")

@@ -1,11 +1,11 @@
 """Pushes the run directory to the store in an order that never makes incomplete data look complete.
 
     live files       run.json, metrics, events, heartbeat, logs, samples, outcome: pushed again whenever they change
-    checkpoints      newest first; content, read back and compared, then its manifest.json, then latest and best
+    checkpoints      newest first: the content, which is read back and compared, then manifest.json, latest and best
     retention        also deletes from the store what the trainer deleted, once a newer checkpoint is verified
     models/<name>/   weights of a finished run and everything needed to use them; never replaces another run's model
 
-Files that came from the store or belong to home (request.json, record.json) are never pushed back.
+Files that the user's computer writes to the store (request.json, record.json) are never pushed back.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Pusher:
     def push_changes(self, *, is_settled: bool = True) -> None:
         """Push everything that has changed since the last pass; used by --watch.
 
-        If `is_settled` is false, checkpoints are still being fetched, so a checkpoint that is missing locally was not
-        deleted by retention.
+        If `is_settled` is false, checkpoints are still being fetched, so a checkpoint that is missing locally must not
+        be deleted from the store.
         """
         self.push_live()
         self.push_checkpoints()
@@ -106,7 +106,7 @@ class Pusher:
     def push_live(self, is_verified: bool = False) -> None:
         """Push changed live files, the heartbeat last.
 
-        When a new heartbeat arrives, the store thus already contains everything that the heartbeat reports.
+        So when a new heartbeat arrives, the store already contains everything that the heartbeat reports.
         """
         self._live_at = self.world.monotonic()
         found = [name for name in self._walk() if not name.startswith(f"{file_names.CHECKPOINTS}/")]
@@ -159,7 +159,7 @@ class Pusher:
     # --- checkpoints ---
 
     def local_steps(self) -> list[Step]:
-        """Return the complete local checkpoints, oldest first: those with a manifest, because it is written last."""
+        """Return the local checkpoints that have a manifest, oldest first. The manifest completes a checkpoint."""
         return self._ordered(
             (parts[1], step)
             for parts in (name.split("/") for name in self._walk())
@@ -230,7 +230,8 @@ class Pusher:
                 return False
             lost = [name for name, path in paths.items() if not self.world.exists(path)]
             if lost:
-                raise IntegrityError(f"{lost[0]} is missing from its checkpoint.", f"{folder} lists it.") from None
+                why = f"The manifest of {folder} lists it."
+                raise IntegrityError(f"{lost[0]} is missing from its checkpoint.", why) from None
             raise
         for file, entry in zip(missing, entries, strict=True):
             if entry.sha256 != file.sha256:
@@ -286,7 +287,7 @@ class Pusher:
     # --- the final model ---
 
     def push_model(self) -> None:
-        """Push the newest complete checkpoint of a run that is done or stopped to models/<name>/.
+        """If the run is done or stopped, push its newest complete checkpoint to models/<name>/.
 
         Leave out the state that is needed only for resuming.
         """
@@ -399,7 +400,7 @@ def _folder(phase: str, step: int) -> str:
 
 
 def _sealed(manifest: CheckpointManifest) -> bytes:
-    """Return the manifest as bytes. Its sha256 field contains its own hash, computed while the field is empty."""
+    """Return the manifest as bytes. Its sha256 field contains the hash of the manifest with that field empty."""
     empty = codec.dumps(dataclasses.replace(manifest, sha256=""), indent=1).encode()
     return codec.dumps(dataclasses.replace(manifest, sha256=hashlib.sha256(empty).hexdigest()), indent=1).encode()
 
@@ -409,13 +410,13 @@ def _pointed_at(key: str, store: Store) -> int:
         return codec.loads(Pointer, store.read(key)).step
     except WireError as exc:
         raise StoreError(
-            f"{key} in {store.url} cannot be read.", str(exc), "Nothing is deleted until it can be read."
+            f"{key} in {store.url} cannot be read.", str(exc), "Replace it. Until then, no checkpoint is deleted."
         ) from exc
 
 
 def _read_back_differs(key: str, store: Store) -> StoreError:
     return StoreError(
-        what=f"{key} was read back from {store.url} with different content.",
+        what=f"{key} in {store.url} differs from what was pushed.",
         why="The store lost or changed the content, or another process is writing to the same run.",
         fix="Push again; if this persists, use another store.",
     )

@@ -1,9 +1,10 @@
-"""Reads leases in the store: which home owns a run, and which instance may write into its prefix.
+"""Reads leases in the store. The newest lease says which homing home owns a run and which instance may write its files.
 
     runs/<id>/lease/00000001.json ...    written once by create-if-absent, never changed; the highest number wins
 
-Home and the instance use this module; only home takes leases, in cloud/ledger/run_lease.py. Each function raises if the
-store cannot be read, so that an outage never makes an instance look superseded.
+The user's computer and the instance both use this module. Leases are taken only on the user's computer, in
+cloud/ledger/run_lease.py. Each function raises if the store cannot be read, so that an outage never makes an instance
+look superseded.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def read_lease(store: Store, run_id: str, number: int) -> Lease | None:
 
 
 def newest(store: Store, run_id: str) -> Lease | None:
-    """Return the current lease, or None. The listing may be stale, so also try the numbers after the last one."""
+    """Return the newest lease, or None. The listing may be stale, so also try the numbers after the last one."""
     prefix = run_key(run_id, file_names.LEASES) + "/"
     listed = [entry.key.removeprefix(prefix).removesuffix(".json") for entry in store.list(prefix)]
     number = max((int(name) for name in listed if name.isdigit()), default=0)
@@ -46,7 +47,7 @@ def newest(store: Store, run_id: str) -> Lease | None:
 def newer(store: Store, run_id: str, number: int) -> Lease | None:
     """Return the lease with the highest number above `number`, or None.
 
-    The numbers have no gaps, because home takes a lease only after reading the previous one.
+    The numbers have no gaps, because a lease is taken only after the previous one has been read.
     """
     found = None
     while True:
@@ -66,7 +67,7 @@ class Fence:
     def superseded_by(self) -> Lease | None:
         """Return the newer lease that names another instance, or None. Read only one key if there is no newer lease.
 
-        If another home adopts the run, its lease names this instance's own mark, so the instance continues.
+        If the run is adopted on another computer, the new lease names this same instance, so the instance continues.
         """
         found = newer(self._store, self._run_id, self._number)
         if found is not None:

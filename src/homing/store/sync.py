@@ -2,7 +2,7 @@
 
     python -m homing.store.sync --boot boot.json --fetch   fetch inputs from the store, and open weights from the Hub,
                                                            into the work folder, and verify them
-                                                 --watch   push changes and fetch requests, until terminated
+                                                 --watch   push changes, and fetch the user's requests, until terminated
                                                  --once    push everything and read it back; exit 0 only on success
 
 Sync is a separate process in the trainer's environment, so that a store that hangs or an SDK that crashes takes down
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     parser.add_argument("--boot", required=True, help="path of boot.json on this instance")
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--fetch", action="store_true", help="download and verify the inputs, then exit")
-    mode.add_argument("--watch", action="store_true", help="push changes and fetch requests until stopped")
+    mode.add_argument("--watch", action="store_true", help="push changes, and fetch the user's requests, until stopped")
     mode.add_argument("--once", action="store_true", help="push everything, read it back, then exit")
     args = parser.parse_args(argv)
     handler = logging.StreamHandler(sys.stderr)
@@ -99,7 +99,7 @@ def fetch_inputs(boot: Boot, store: Store, world: World) -> None:
             continue
         if world.exists(path) and world.size(path) == item.num_bytes and world.sha256(path) == item.sha256:
             continue
-        # The agent and sync may have written events before this fetch. They belong after the fetched, earlier events.
+        # The agent and sync may have written events before this fetch. Put them after the earlier, fetched events.
         begun = world.read(path) if item.path == f"run/{file_names.EVENTS}" and world.exists(path) else b""
         if begun and hashlib.sha256(begun[: item.num_bytes]).hexdigest() == item.sha256:
             continue
@@ -133,8 +133,8 @@ def _take_from_store(boot: Boot, item: Input, path: str, pusher: Pusher) -> None
                 wrong, fix = "is not in", "It was deleted."
             else:
                 remove = f"homing store rm {item.key} --store {shlex.quote(pusher.store.url)}"
-                wrong, fix = "does not have the content that was pushed to", f"Remove it: {remove}"
-            text = f"Cannot fetch {item.path}: {item.key} {wrong} {pusher.store.url}, try {tries} of {_MISSING_TRIES}."
+                wrong, fix = "has changed since it was pushed to", f"Remove it: {remove}"
+            text = f"Cannot fetch {item.path}: {item.key} {wrong} {pusher.store.url} (try {tries} of {_MISSING_TRIES})."
             log.warning("%s", text)
             if tries == _MISSING_TRIES:
                 # On this event, the agent ends the run and no other instance is started, just as if the Hub had refused
@@ -184,7 +184,7 @@ def _keep(boot: Boot, item: Input, path: str, world: World) -> None:
 
 
 def push_once(boot: Boot, store: Store, world: World) -> None:
-    """Push everything and read it back. Raise a HomingError that says what is missing."""
+    """Push everything and read it back. Raise a HomingError that says what is missing, if anything is."""
     pusher = _pusher(boot, store, world)
     try:
         bring_request(boot, store, world)
@@ -211,7 +211,7 @@ def watch(boot: Boot, store: Store, world: World) -> None:
             # would exceed the Hub's rate limit.
             if world.monotonic() >= due_at:
                 pusher.push_changes(is_settled=_is_fetched(boot, world))
-                # Push the agent's first heartbeat without delay, because home is waiting for it.
+                # Push the agent's first heartbeat without delay, because the user's computer is waiting for it.
                 has_spoken = world.exists(os.path.join(_run_dir(boot), file_names.HEARTBEAT))
                 due_at = world.monotonic() + (store.pace_s if has_spoken else 0.0)
         except Superseded:
@@ -227,7 +227,7 @@ def watch(boot: Boot, store: Store, world: World) -> None:
 
 
 def bring_request(boot: Boot, store: Store, world: World) -> None:
-    """Copy home's latest request from the store to the file that the agent reads."""
+    """Copy the user's latest request from the store to the file that the agent reads."""
     path = os.path.join(_run_dir(boot), file_names.REQUEST)
     try:
         wanted = store.read(run_key(boot.run_id, file_names.REQUEST))
@@ -235,7 +235,7 @@ def bring_request(boot: Boot, store: Store, world: World) -> None:
         return
     if not world.exists(path) or world.read(path) != wanted:
         world.write(path, wanted)
-        log.info("fetched a request from home")
+        log.info("fetched a request from the store")
 
 
 def _fence(boot: Boot, store: Store) -> Fence:
@@ -246,7 +246,7 @@ def _check_lease(boot: Boot, fence: Fence, pusher: Pusher) -> None:
     lease = fence.superseded_by()
     if lease is None:
         return
-    text = f"The home {lease.owner} on {lease.host} holds lease {lease.number}, for {lease.mark or 'no instance'}."
+    text = f"Lease {lease.number} belongs to {lease.owner} on {lease.host} and names {lease.mark or 'no instance'}."
     with contextlib.suppress(OSError):  # this instance must stop pushing even if the disk is full
         pusher.event("superseded", f"{text} {boot.mark} stops pushing.")
     raise Superseded(f"{boot.mark} was superseded.", text, "The new owner resumes the run.")
@@ -286,8 +286,8 @@ def _report_failure(boot: Boot, pusher: Pusher, exc: HomingError | OSError, fail
         if failures == 1:
             pusher.event("push_failing", f"Push failed; retrying: {problem}")
         if isinstance(exc, StoreRefused) and failures & (failures - 1) == 0:
-            # Report a store's refusal at failure 1, 2, 4, 8 and so on. If it lasts for limits.unsaved, the agent stops
-            # the run.
+            # Report the refusal at failures 1, 2, 4, 8 and so on. If the store refuses for as long as limits.unsaved,
+            # the agent stops the run.
             _report_refusal(boot, pusher, exc)
         pusher.report_problem(problem)
 

@@ -245,7 +245,7 @@ def test_a_hub_that_asks_to_slow_down_says_whom(hub: Hub, monkeypatch: pytest.Mo
     with pytest.raises(StoreError, match="them/model") as caught:
         open_store("hf:them/model", Hasty(), create=False).list("")
     messages = "the token of HF_TOKEN, hf_...te," if has_token else "no token"
-    assert f"in this hour, with {messages}".rstrip(",") in caught.value.why
+    assert f"in an hour, using {messages}".rstrip(",") in caught.value.why
     assert ("hf auth login" in caught.value.fix) is not has_token
 
 

@@ -58,7 +58,7 @@ class TestRclone(StoreContract):
         return open_store(f"s3://was-there-once?endpoint={rclone.endpoint}", World())
 
     def test_one_of_many_creates_what_is_absent(self, store: Store) -> None:
-        with pytest.raises(StoreError, match="two homes") as caught:
+        with pytest.raises(StoreError, match="two computers") as caught:
             store.create_if_absent("lease", b"1")
         assert "If-None-Match" in caught.value.why
         assert not store.exists("lease")
@@ -379,7 +379,7 @@ def test_a_list_longer_than_a_page_is_whole(
     "url", ["s3://B/x", "s3://ab", "s3://bucket/a//b", "s3://bucket?endpoint=ftp://x", "s3://bucket?x=1"]
 )
 def test_an_address_that_cannot_be_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match="is not an s3 store"):
+    with pytest.raises(UsageError, match="is not a valid s3 address"):
         open_store(url, World())
 
 

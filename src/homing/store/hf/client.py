@@ -3,7 +3,7 @@
     connect                finds the endpoint and the token: HF_ENDPOINT and the variables in `hub_token.NAMES`, else
                            the token saved by `hf auth login`
     connection.api         huggingface_hub's HfApi, for commits; large files use LFS
-    connection.fetch       a GET or HEAD through World: follows redirects, sends the token only to the Hub itself
+    connection.fetch       sends a GET or HEAD request through World and follows redirects; only the Hub gets the token
     connection.error       maps a status to a StoreError that names the token used, masked
 
 Only exceptions that huggingface_hub itself exports are caught, because its releases 1 and 2 use different HTTP
@@ -121,7 +121,7 @@ class Connection:
                 "Log in: hf auth login   or export HF_TOKEN=...",
             )
         if status in (401, 404) or code == "RepoNotFound":
-            why = f"{token} cannot see a repository {repo}: it does not exist, is private, or the token is invalid."
+            why = f"{token} cannot see {repo}: the repository does not exist or is private, or the token is invalid."
             if is_dataset:  # do not suggest creating it: a dataset repository is usually a source of training text
                 return why, "Fix the name, or use another token: export HF_TOKEN=..."
             return why, f"Create it: hf repo create {repo} --private   or fix `store:`, or use another token"
@@ -130,10 +130,10 @@ class Connection:
             return why, f"Create a token with write access: {self.endpoint}/settings/tokens   then export HF_TOKEN=..."
         if status == 429:
             why = (
-                f"The Hub's rate limit is reached: too many requests or commits in this hour, with {token.rstrip(',')}."
+                f"The Hub's rate limit was reached: too many requests or commits in an hour, using {token.rstrip(',')}."
             )
             return why, "Try again later." + " A token raises the limit: hf auth login" * (not self.token)
-        return f"The Hub answered with status {status}. {code}".strip(), "Try again; see https://status.huggingface.co"
+        return f"The Hub responded with status {status}. {code}".strip(), "Try again; see https://status.huggingface.co"
 
 
 def connect(address: HubAddress, world: World) -> Connection:

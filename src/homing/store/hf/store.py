@@ -64,7 +64,7 @@ class HubStore:
         self.address = parse_hub(url)
         self.url = self.address.url
         self.progress: Progress = unwatched
-        self.revision = _BRANCH  # reads use this revision; writes go to the branch
+        self.revision = _BRANCH  # the revision to read; writes always go to the branch
         self._world = world
         self._may_create = create
 
@@ -140,7 +140,7 @@ class HubStore:
         return digest.hexdigest()
 
     def is_same(self, key: str, path: str) -> bool:
-        """Return True if the local file equals the file on the Hub. Download only if the Hub reports no hash."""
+        """Return True if the local file equals the file on the Hub. If the Hub reports no hash, download the file."""
         reply = self._look(key, self.revision)
         if reply is None:
             raise not_in_store(key, self.url)
@@ -264,7 +264,7 @@ class HubStore:
         return CommitOperationAdd(path_in_repo=name, path_or_fileobj=source)
 
     def _still(self, path: str, temporary_files: Keys) -> str | bytes:
-        """Return content that cannot change during the push, because the SDK hashes a file first and reads it later."""
+        """Return the file's content in a form that cannot change between the SDK's hashing and its later reading."""
         if self._world.size(path) <= _IN_MEMORY:
             return self._world.read(path)
         if not path.endswith(_GROWING):
@@ -339,7 +339,7 @@ class HubStore:
 
     @contextlib.contextmanager
     def _as_store_error(self, done: str, key: str) -> Iterator[None]:
-        connection = self.connection  # connect outside the try, so that a missing extra raises its own error
+        connection = self.connection  # connect outside the `try` block, so that a missing extra raises its own error
         try:
             yield
         except hub_failures() as exc:

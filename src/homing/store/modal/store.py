@@ -1,7 +1,7 @@
 """A store in a Modal Volume (version 2): `modal:VOLUME`, created by the first write.
 
-    at home       uses the SDK: put, list and read are calls to Modal, which see only what was committed
-    in a sandbox  uses files on the mount (`?mount=/path`), with a commit by `sync` on the mount point after each write
+    outside a sandbox  uses the SDK: put, list and read are calls to Modal, which see only committed data
+    in a sandbox       uses files on the mount (`?mount=/path`); `sync` on the mount point commits each write
 
 Modal documents no exclusive write for Volumes, so create_if_absent uses a Modal Dict named after the Volume: the Dict's
 `put` with skip_if_exists returns True for exactly one of many callers. Each caller first stages its data under a
@@ -211,7 +211,7 @@ class VolumeStore:
         self._do("deleted", key, lambda: claims.pop.aio(name, None))
 
     def _is_finished(self, name: str, key: str) -> bool:
-        """Return True once the claim holder's file exists; if necessary, copy it from the staged data."""
+        """Return True once the claim holder's file exists. If necessary, copy the holder's staged data to it."""
         if self.exists(key):
             return True
         holder = self._holder(name, key)
@@ -300,9 +300,9 @@ class VolumeStore:
             self._world.append(temporary, data)
 
     def _still(self, key: str, path: str, temporary_files: Keys) -> tuple[Any, Entry]:
-        """Return content that cannot change during the push, and its entry.
+        """Return the content in a form that cannot change during the push, together with its Entry.
 
-        Otherwise a file could change between the SDK's two reads: one to hash it, one to upload it.
+        A file could otherwise change between the SDK's two reads: one to hash it, one to upload it.
         """
         if self._world.size(path) <= _IN_MEMORY:
             data = self._world.read(path)
@@ -358,7 +358,7 @@ class VolumeStore:
 
     def _do(self, done: str, key: str, make: Callable[[], Awaitable[T]], timeout_s: float = TIMEOUT_S) -> T:
         """Run a call, and retry it if Modal gives no clear response. All calls made this way are idempotent."""
-        # Connect outside the try, so that a missing extra or account raises its own error.
+        # Connect outside the `try` block, so that a missing extra or account raises its own error.
         connection = self.connection
         for is_last in _RETRIES.attempts(self._world):
             try:

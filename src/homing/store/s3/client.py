@@ -39,7 +39,7 @@ _MEANINGS = {
     "AccessDenied": (
         "The credentials from {source} are not allowed to do this in {bucket}: {operation}.",
         "Allow s3:ListBucket, GetObject, PutObject, DeleteObject, AbortMultipartUpload, ListBucketMultipartUploads"
-        " and ListMultipartUploadParts on it, then check: homing store ls --store {store}",
+        " and ListMultipartUploadParts on the bucket, then check: homing store ls --store {store}",
     ),
     "InvalidAccessKeyId": ("{where} does not know the access key from {source}.", "Set a valid AWS_ACCESS_KEY_ID"),
     "SignatureDoesNotMatch": (
@@ -200,14 +200,14 @@ def _by_kind(exc: BaseException, facts: dict[str, str]) -> tuple[str, str]:
 
     if isinstance(exc, (sdk.NoCredentialsError, sdk.PartialCredentialsError, sdk.CredentialRetrievalError)):
         return (
-            "No complete credentials found in the environment, in ~/.aws or in a role of this computer.",
+            "No complete credentials were found in the environment, in ~/.aws or in this computer's role.",
             "export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=...   or: aws configure",
         )
     if isinstance(exc, sdk.ProfileNotFound):
         return str(exc), "Set AWS_PROFILE to a profile that exists. List them: aws configure list-profiles"
     if isinstance(exc, sdk.HTTPClientError):
         return (
-            f"{facts['where']} gave no complete answer in {ATTEMPTS} tries: {type(exc).__name__}.",
+            f"{facts['where']} gave no complete response in {ATTEMPTS} tries: {type(exc).__name__}.",
             "Check the network and the endpoint (AWS_ENDPOINT_URL_S3, or ?endpoint= in the address), then try again",
         )
     return f"{type(exc).__name__}: {exc}", f"Check the address, {facts['bucket']} and {facts['region']}, then try again"

@@ -175,7 +175,7 @@ class S3Store:
         with self._as_store_error("written", key):
             if not self.is_exclusive():
                 raise StoreError(
-                    what=f"{self.url} cannot prevent two homes from owning one run.",
+                    what=f"{self.url} cannot prevent two computers from owning one run.",
                     why=f"{self.connection.where} accepts a write with If-None-Match: * even if the key exists.",
                     fix="Use a service that honours this header (AWS S3, R2, MinIO), or another store: hf:OWNER/NAME",
                 )
@@ -250,7 +250,7 @@ class S3Store:
         return head
 
     def _temporary_path(self, path: str, key: str, head: Any) -> str:
-        """Return a temporary name derived from the object, so that a later process can resume an interrupted get."""
+        """Return a temporary path derived from the object, so that a later process can resume the download."""
         version = f"{self.url} {key} {head['ETag']} {head['ContentLength']}"
         return f"{path}.part-{hashlib.sha256(version.encode()).hexdigest()[:8]}"
 

@@ -2,7 +2,7 @@
 
     send     uploads a small file with one PUT and a large one in parts. To resume, it looks for an interrupted upload
              in the bucket, compares the finished parts with the file by size and hash, and sends only missing parts
-    stream   yields one object in chunks; after an interruption, resumes by range with the same version of the object
+    stream   yields one object in chunks; after an interruption, requests the remaining range of the same version
     sweep    aborts uploads below our prefix that were idle for a day: they are billed but not listed as objects
 
 Parts are sent one after another, so at most one is lost when the connection breaks. No local record of an upload is
@@ -40,7 +40,7 @@ class Sent:
 
 
 class _OtherContent(Exception):
-    """Raised if an interrupted upload has different content or was aborted, so that a new upload must be started."""
+    """Raised if an interrupted upload has different content or was aborted, so a new upload must be started."""
 
 
 @dataclass(frozen=True)
