@@ -65,7 +65,7 @@ def test_data_is_reported_only_from_the_manifest_that_the_run_used(home: Home, t
     assert data.files == []
     assert data.splits["train"] == {"num_tokens": 1024}, "as the run itself says"
     manifest.unlink()
-    assert read_report(home, trained()).data[0].problem == "it is neither in the store nor at home"
+    assert read_report(home, trained()).data[0].problem == "it is neither in the store nor on this computer"
 
 
 def test_a_launched_run_is_reported_from_its_store_with_attempts_and_dollars(home: Home, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_nothing_stored_is_said_to_be_absent_and_nothing_is_made_up(home: Home) 
         "The settings (run.json) could not be read.",
         "No prepared data is recorded.",
         "No metrics are recorded.",
-        "The trainer recorded no hardware.",
+        "The trainer did not record the hardware.",
         "No checkpoint or model was found.",
     ):
         assert words in page

@@ -1,10 +1,10 @@
-"""Results of `homing doctor`: one Check per question. Each fault names its fix and a page with more information.
+"""Results of `homing doctor`: each Check answers one question. A fault says how to fix it and where to read more.
 
-A provider adds its own checks with an optional method, `checks() -> list[Check]`, which only reads. A prepaid provider
+A provider can add its own checks with the method `checks() -> list[Check]`, which changes nothing. A prepaid provider
 also has `balance()`, which returns the remaining funds and the current spend per hour, or None if the provider does not
 report them. Both `doctor` and `launch` check the balance before anything is rented. When the balance runs out, the
-provider stops the machines without a last checkpoint and before the results are saved. So the balance is compared in
-advance with what the run may cost. A low balance is only a warning, because the user may add funds during the run.
+provider stops the machines before they can write a last checkpoint or save results. Therefore both commands compare
+the balance with what the run may cost. A low balance is only a warning, because the user may add funds during the run.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ State = Literal["ok", "warning", "fault", "skipped"]
 
 @dataclass(frozen=True)
 class Check:
-    name: str  # subject.question: runpod.key, ssh.client
+    name: str  # SUBJECT.QUESTION, such as runpod.key or ssh.client
     state: State
     text: str  # the result of the check, as a sentence
     fix: str = ""  # a command to type or a key to change
-    page: str = ""  # a web page or guide that provides what is missing, or more information
+    page: str = ""  # a web page or guide: where to get what is missing, or where to read more
 
     @property
     def is_finding(self) -> bool:
@@ -36,7 +36,7 @@ class Check:
 
 @runtime_checkable
 class Checked(Protocol):
-    """A provider with further checks besides whether its key works, such as permissions and quota."""
+    """A provider with its own checks, such as permissions and quota, in addition to the check of its key."""
 
     def checks(self) -> list[Check]: ...
 
@@ -46,7 +46,7 @@ def ok(name: str, text: str) -> Check:
 
 
 def skipped(name: str, text: str, fix: str = "", page: str = "") -> Check:
-    """Return a skipped check of something that is probably not needed. `fix` and `page` say how to set it up."""
+    """Return a skipped check, for something that is probably not needed. `fix` and `page` say how to set it up."""
     return Check(name, "skipped", text, fix, page)
 
 
@@ -79,13 +79,15 @@ def check_balance(provider: Prepaid, needed_usd: Decimal | None) -> Check:
     title, page = (account.title, account.usage_page) if account else (provider.name, provider.page)
     balance = provider.balance()
     if balance is None:
-        text = f"{title} does not show the balance to this key. If the account is empty, a launch fails."
+        text = f"This key cannot read the balance at {title}. If the account is empty, the launch will fail."
         return skipped(name, text, "Check the balance before a long run.", page)
     goes = f", spending {show_usd(balance.rate_usd_per_hour)}/h" if balance.rate_usd_per_hour else ""
     left = f"{show_usd(max(balance.left_usd, Decimal(0)))} left at {title}{goes}"
     if balance.left_usd <= 0:
         return warning(name, f"{left}: nothing can be started.", "Add funds.", page)
     if needed_usd is not None and balance.left_usd < needed_usd:
-        text = f"{left}; this run may cost {show_usd(needed_usd)}. At $0, its instance is stopped without saving."
+        text = (
+            f"{left}; this run may cost {show_usd(needed_usd)}. At $0, the provider stops its instance without saving."
+        )
         return warning(name, text, "Add funds, or set a lower --spend-limit.", page)
     return ok(name, f"{left}.")

@@ -1,4 +1,4 @@
-"""Checks of this computer: Python, packages, torch and GPU, SSH, tools, Docker, disk, home folder, .env, clock.
+"""Checks of this computer: Python, packages, torch and GPU, SSH, tools, Docker, disk, home directory, .env, clock.
 
 Only `homing image build` needs Docker. If a build fails, its container remains so that the user can read the log.
 """
@@ -45,7 +45,7 @@ __all__ = [
 _KEYS = "keys"  # folder in which ssh_access stores the keys
 _LEAST_PYTHON = (3, 11)
 _LEAST_SSH = (7, 6)  # the oldest OpenSSH that supports all options we use, released in 2017
-_LEAST_DISK_BYTES = 2 * 10**9  # free disk space required if no run is named
+_LEAST_DISK_BYTES = 2 * 10**9  # free disk space required if no run is specified
 _MOST_SKEW_S = 120.0  # maximum clock error without a warning; AWS rejects signatures that are off by five minutes
 _CLOCK_S = 10.0
 _TORCH_S = 120.0
@@ -56,7 +56,7 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "car
 """
 # Programs that some commands use: name, version command, purpose, where to get it.
 _TOOLS = (
-    ("git", ("git", "--version"), "launch --committed-only and the commit in every record", "https://git-scm.com"),
+    ("git", ("git", "--version"), "launch --committed-only and for recording homing's commit", "https://git-scm.com"),
     ("docker", ("docker", "--version"), "homing image build", "https://docs.docker.com/get-docker/"),
     ("uv", ("uv", "--version"), "faster environment setup on rented instances", "https://docs.astral.sh/uv/"),
 )
@@ -71,7 +71,7 @@ def check_python(examined: Examined) -> list[Check]:
     if tuple(found) < _LEAST_PYTHON:
         least = ".".join(map(str, _LEAST_PYTHON))
         fix = f"Install Python {least} or newer and create a new environment: python{least} -m venv .venv"
-        return [fault("python.version", f"This is Python {version}.", fix, "https://www.python.org/downloads/")]
+        return [fault("python.version", f"Python {version} is too old.", fix, "https://www.python.org/downloads/")]
     return [ok("python.version", f"Python {version}.")]
 
 
@@ -167,13 +167,13 @@ def check_ssh_keys(examined: Examined) -> list[Check]:
     """Check that only the owner can read the private keys, because ssh rejects keys that other users can read."""
     world, folder = examined.home.world, examined.home.path / _KEYS
     if not world.exists(folder):
-        return [skipped("ssh.keys", "None yet; the first launch on a rented instance creates one.")]
+        return [skipped("ssh.keys", "There is no SSH key yet. The first launch on a rented instance creates one.")]
     private = [folder / name for name in world.walk(folder) if name.endswith("/key")]
     loose = [path for path in private if world.mode(path) & 0o077]
     halves = [path for path in private if not world.exists(f"{path}.pub")]
     if loose:
         names = " ".join(str(path) for path in loose)
-        return [fault("ssh.keys", f"Others on this computer can read {names}.", f"chmod 600 {names}")]
+        return [fault("ssh.keys", f"Other users of this computer can read {names}.", f"chmod 600 {names}")]
     if halves:
         fix = (
             f"Move {halves[0].parent} away; the next launch creates a new key."
@@ -201,8 +201,8 @@ def check_home_folder(examined: Examined) -> list[Check]:
     path = examined.home.path
     there = _nearest(path, examined)
     if not examined.home.world.may_write(there):
-        fix = f"chown it to yourself, or move the home: export HOMING_HOME={Path.home() / '.homing'}"
-        return [fault("home.writable", f"Cannot write to {there}; the home is {path}.", fix)]
+        fix = f"Become its owner (chown), or use another home directory: export HOMING_HOME={Path.home() / '.homing'}"
+        return [fault("home.writable", f"homing cannot write to {there}. Its home directory is {path}.", fix)]
     return [ok("home.writable", f"{path} is writable.")]
 
 
@@ -216,7 +216,7 @@ def check_disk(examined: Examined) -> list[Check]:
         what = f"{'training' if is_here else 'fetching'} {examined.run.name} needs"
     if free < needed:
         text = f"{format_bytes(free)} free at {there}; {what} {format_bytes(needed)}."
-        return [fault("disk.free", text, "Free some space, or move the home: export HOMING_HOME=/elsewhere")]
+        return [fault("disk.free", text, "Free space, or use another home directory: export HOMING_HOME=/elsewhere")]
     return [ok("disk.free", f"{format_bytes(free)} free at {there}.")]
 
 
@@ -288,8 +288,8 @@ def compare_clocks(world: World, urls: list[str]) -> list[Check]:
             side = "ahead of" if skew_s > 0 else "behind"
             text = f"This computer's clock is {format_duration(abs(skew_s))} {side} {url}."
             return [fault("clock.skew", text, "Sync it over the network: timedatectl set-ntp true   (macOS: sntp -sS)")]
-        return [ok("clock.skew", f"Within {max(1.0, abs(skew_s)):.0f} s of {url}.")]
-    return [skipped("clock.skew", "None of the queried providers reports its time.")]
+        return [ok("clock.skew", f"This computer's clock is within {max(1.0, abs(skew_s)):.0f} s of {url}.")]
+    return [skipped("clock.skew", "No provider that was queried reports its time.")]
 
 
 def _package_problem(package: dict[str, Any]) -> str:
@@ -335,7 +335,7 @@ def check_container(examined: Examined) -> list[Check]:
     shown = world.run(_STATUS, timeout_s=_ASK_S)
     if shown.code:
         said = (shown.err.strip().splitlines() or ["no answer"])[-1]
-        fix = "sudo systemctl start docker   or, without permission: sudo usermod -aG docker $USER, and log in again"
+        fix = "sudo systemctl start docker   or, to get permission: sudo usermod -aG docker $USER, and log in again"
         return [skipped("container.engine", f"Cannot reach the Docker engine: {said}", fix, _PAGE)]
     status = shown.out.strip()
     if status.startswith("Exited") and not status.startswith("Exited (0)"):

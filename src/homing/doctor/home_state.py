@@ -1,4 +1,4 @@
-"""Checks of homing's own files at home: whether the ledger is intact, and whether an instance may still be running."""
+"""Checks of the homing home directory: whether the ledger is intact, and whether an instance may still be billing."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["check_guard", "check_ledger", "check_owner", "check_privacy", "check
 
 
 def check_owner(examined: Examined) -> list[Check]:
-    """Check the owner id: six characters that are part of the mark of each of our instances.
+    """Check the owner id, six characters that are part of the name (the mark) of every instance that homing creates.
 
-    If the owner id changed, we would not recognize our own instances.
+    If the owner id changed, homing would not recognize its own instances.
     """
     home, path = examined.home, examined.home.owner_path
     text = home.world.read(path).decode("utf-8", "replace").strip() if home.has_owner else ""
     if home.has_owner and not re.fullmatch(r"[a-z0-9]{6}", text):
-        fix = f"Write the six characters XXXXXX in the name of any of your instances (homing-XXXXXX-...) to {path}"
-        return [fault("home.owner", f"{path} does not contain six characters of a-z and 0-9.", fix)]
+        fix = f"Copy the six characters XXXXXX from the name of any of your instances (homing-XXXXXX-...) to {path}"
+        return [fault("home.owner", f"{path} does not consist of six characters from a-z and 0-9.", fix)]
     try:
         owner, runs, lost = lost_owner(home), unknown_runs(home), " ".join(what_is_lost(home))
     except HomingError:
@@ -39,12 +39,12 @@ def check_owner(examined: Examined) -> list[Check]:
         )
         return [warning("home.owner", lost, fix) if text or owner else fault("home.owner", lost, fix)]
     if not text:
-        return [skipped("home.owner", f"None yet: nothing was launched from {home.path}.")]
-    return [ok("home.owner", f"The name of everything this home creates begins with homing-{text}-.")]
+        return [skipped("home.owner", f"No owner id yet: nothing has been launched from {home.path}.")]
+    return [ok("home.owner", f"The name of everything that homing creates from here begins with homing-{text}-.")]
 
 
 def check_privacy(examined: Examined) -> list[Check]:
-    """Check that only the owner can read the home folder. Fix permissions that are too loose, and report them."""
+    """Check that only the owner can read the homing home directory. Fix and report permissions that are too loose."""
     home, world = examined.home, examined.home.world
     if not world.is_dir(home.path):
         return [skipped("home.private", f"{home.path} does not exist yet.")]
@@ -71,20 +71,20 @@ def check_privacy(examined: Examined) -> list[Check]:
         return [
             warning(
                 "home.private",
-                f"Other users could read {', '.join(loose)}; fixed.",
+                f"Other users could read {', '.join(loose)}; homing has fixed the permissions.",
                 "Nothing to do.",
             )
         ]
-    return [ok("home.private", "Only you can read the home folder.")]
+    return [ok("home.private", "Only you can read the homing home directory.")]
 
 
 def check_ledger(examined: Examined) -> list[Check]:
     """Check that the ledger can be opened and read, and that its database pages are intact."""
     world, path = examined.home.world, examined.home.path / LEDGER
     if not examined.home.has_ledger:
-        return [skipped("ledger.sound", "None yet; nothing was launched from this home.")]
+        return [skipped("ledger.sound", "No ledger yet: nothing has been launched from this homing home directory.")]
     file = examined.home.ledger.file
-    fix = f"rm {shlex.quote(str(path))}   The next command restores its backup, {file.backup}"
+    fix = f"rm {shlex.quote(str(path))}   The next homing command restores it from its backup, {file.backup}"
     try:
         lines = examined.home.ledger.lines()
         rows = world.database(path).execute(("PRAGMA integrity_check", ()))
@@ -99,25 +99,25 @@ def check_ledger(examined: Examined) -> list[Check]:
     said = [str(next(iter(row.values()))) for row in rows]
     if said != ["ok"]:
         return [fault("ledger.sound", f"{path} is damaged: {said[0] if said else 'no answer'}", fix)]
-    return [ok("ledger.sound", f"{len(lines)} lines.")]
+    return [ok("ledger.sound", f"The ledger is intact. Number of lines: {len(lines)}.")]
 
 
 def check_unconfirmed(examined: Examined) -> list[Check]:
     if not examined.home.has_ledger:
-        return [skipped("ledger.ends", "Nothing was launched from this home.")]
+        return [skipped("ledger.ends", "Nothing has been launched from this homing home directory.")]
     try:
         lines = examined.home.ledger.unconfirmed()
     except HomingError:
         return [skipped("ledger.ends", "The ledger cannot be read.")]  # `check_ledger` reports this with its fix
     if lines:
         marks = ", ".join(line.mark for line in lines)
-        text = f"No provider has confirmed that {marks} is destroyed; it may still be billing."
+        text = f"No provider has confirmed that these are destroyed, so they may still be billing: {marks}."
         return [fault("ledger.ends", text, f"homing destroy {lines[0].run_id or '--all'}")]
-    return [ok("ledger.ends", "Every destroy is confirmed.")]
+    return [ok("ledger.ends", "Providers have confirmed the end of every destroyed instance.")]
 
 
 def check_guard(examined: Examined) -> list[Check]:
-    """Warn if an instance is billing and no guard runs at home. It is not a fault: the instance has its own guards."""
+    """Warn if an instance may be billing and no local guard runs. Not a fault: the instance has its own guards."""
     try:
         open_ = examined.home.ledger.open_lines() if examined.home.has_ledger else []
     except HomingError:
@@ -127,7 +127,7 @@ def check_guard(examined: Examined) -> list[Check]:
         return [ok("guard.duty", "A guard is running.")]
     if is_on_duty(examined.home):
         text = " ".join(out_of_reach(examined.home, name) for name in blind)
-        fix = "Run homing guard where the keys are set"
+        fix = "Run homing guard in an environment that has the missing API keys"
         return [warning("guard.duty", f"{text} The guard cannot end these instances.", fix, "docs/guides/guards.md")]
     if open_:
         oldest, now = min(open_, key=lambda line: line.created_at or line.intent_at), examined.home.world.now()

@@ -1,7 +1,7 @@
 """Checks of the providers and the Hub: is there a key, does it work, are its permissions sufficient, are there offers?
 
-All providers are checked in parallel, with a deadline. For each: key -> list_owned -> its own checks() -> balance ->
-offers
+All providers are checked in parallel, with a deadline. The checks of each provider, in order:
+key -> list_owned -> its own checks() -> balance -> offers
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from homing.world import HttpRequest, NetworkError
 __all__ = ["check_hub", "check_providers"]
 
 ANSWER_S = 45.0
-_DUMMY_OWNER = "000000"  # a placeholder for the owner id, because a check must not create one
+_DUMMY_OWNER = "000000"  # stands in for the owner id, because a check must not create one
 
 
 def check_providers(examined: Examined) -> list[Check]:
@@ -34,7 +34,7 @@ def check_providers(examined: Examined) -> list[Check]:
     for name in examined.providers:
         if name not in PROVIDERS:
             text = f"Unknown provider: {name!r}."
-            found.append(fault(f"{name}.known", text, f"Known: {', '.join(sorted(PROVIDERS))}"))
+            found.append(fault(f"{name}.known", text, f"Use one of: {', '.join(sorted(PROVIDERS))}"))
     for name, answer in zip(names, _ask_all(names, examined), strict=True):
         if isinstance(answer, TimeoutError):
             found.append(_silent(name, f"No answer within {ANSWER_S:g} s."))
@@ -47,7 +47,7 @@ def check_providers(examined: Examined) -> list[Check]:
 
 
 def _ask_all(names: list[str], examined: Examined) -> list[Any]:
-    """Check all providers in parallel, and tell the user which of them have not responded yet."""
+    """Check all providers in parallel, and show the user which of them have not responded yet."""
     waiting = list(names)
 
     def notify() -> None:
@@ -88,7 +88,7 @@ def check_hub(examined: Examined) -> list[Check]:
 def _judge_token(source: str, status: int, body: bytes, account: Account, *, is_needed: bool) -> Check:
     fix = f"Create a token with write access, then: export {source}=..."
     if status != 200:
-        return fault("hub.token", f"The Hub rejects {source} with {status}.", fix, account.key_page)
+        return fault("hub.token", f"The Hub rejects {source} with HTTP status {status}.", fix, account.key_page)
     try:
         token = json.loads(body)["auth"]["accessToken"]
         role = str(token["role"])
@@ -114,7 +114,7 @@ def _check_provider(name: str, examined: Examined) -> list[Check]:
         return [fault(f"{name}.client", f"{exc.what} {exc.why}", exc.fix)]
     except UsageError as exc:
         # This provider needs more than an account, such as a host or a running server. Report a fault only if the user
-        # named the provider.
+        # named the provider or a run.
         make = fault if examined.is_needed else skipped
         return [make(f"{name}.key", " ".join(f"{exc.what} {exc.why}".split()), exc.fix)]
     except (HomingError, OSError) as exc:

@@ -1,11 +1,11 @@
-"""`homing doctor`: every check that is possible before money is spent. The checks rent and create nothing.
+"""`homing doctor`: every check that is possible before money is spent. The checks rent nothing.
 
-computer    this computer: Python, packages, torch and GPU, SSH, disk, home, .env, clock
-home        homing's own files: ledger, owner, guard, unconfirmed destroys
+computer    this computer: Python, packages, torch and GPU, SSH, disk, home directory, .env, clock
+home        the homing home directory: ledger, owner id, guard, instances not confirmed as destroyed
 run         the run file, its placeholders, data and store (writes a probe to the store, then deletes it)
 providers   every provider that is configured or named: key, permissions, quota, offers
 
-This module contains the checks of a run, the table CHECKS, which lists all checks, and `examine`, which runs them.
+This module contains the checks for a run, the table CHECKS, which lists all checks, and `examine`, which runs them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from homing.store.preflight import TO_BE_CREATED, preflight, try_out
 
 __all__ = ["CHECKS", "check_data", "check_limit", "check_placeholders", "check_run_file", "check_store", "examine"]
 
-_NO_RUN = "No run was named: homing doctor RUN"
+_NO_RUN = "No run was specified. To check one: homing doctor RUN"
 _STORES = "docs/guides/stores.md"
 
 
@@ -49,11 +49,11 @@ def check_run_file(examined: Examined) -> list[Check]:
         return [fault("run.file", f"{error.what} {why}".strip(), error.fix, "docs/reference/run-file.md")]
     if examined.run is None:
         return [skipped("run.file", _NO_RUN)]
-    return [ok("run.file", f"{examined.run.name} resolves.")]
+    return [ok("run.file", f"The run file of {examined.run.name} is valid.")]
 
 
 def check_placeholders(examined: Examined) -> list[Check]:
-    """Find placeholders such as YOUR_BUCKET in the run file, outside comments. Finding them later would cost money."""
+    """Find placeholders such as YOUR_BUCKET in the run file, except in comments, before they can make a launch fail."""
     if not examined.run_text:
         return [skipped("run.placeholders", _NO_RUN)]
     lines = [line.partition(" #")[0] for line in examined.run_text.splitlines()]
@@ -73,7 +73,7 @@ def check_data(examined: Examined) -> list[Check]:
     if examined.run is None:
         return [skipped("run.data", _NO_RUN)]
     if not examined.is_prepared:
-        text = f"The text of {examined.run.name} is not prepared yet."
+        text = f"The training text for {examined.run.name} has not been prepared yet."
         return [warning("run.data", text, f"homing prep {examined.typed or examined.run.name}")]
     return [ok("run.data", f"{examined.run.data.num_train_tokens:,} tokens are prepared.")]
 
@@ -86,7 +86,7 @@ def check_limit(examined: Examined) -> list[Check]:
         plan = f"homing plan {examined.typed or examined.run.name}"
         fix = f"{plan}   suggests an amount for launch --spend-limit or limits.spend"
         return [skipped("run.limit", text, fix)]
-    return [ok("run.limit", f"At most ${examined.run.limits.spend_usd}.")]
+    return [ok("run.limit", f"The spend limit is ${examined.run.limits.spend_usd}.")]
 
 
 def check_store(examined: Examined) -> list[Check]:
@@ -129,32 +129,32 @@ def _check_folder_to_be(url: str, examined: Examined) -> list[Check]:
     return [ok("store.reached", f"{url} does not exist yet; {TO_BE_CREATED}."), probe]
 
 
-# All checks, in order: the text that the user sees while the check runs, and the check.
+# All checks, in order. Each row has the text that the user sees while the check runs, and the function that checks.
 CHECKS: list[tuple[str, Callable[[Examined], list[Check]]]] = [
     ("Python", check_python),
     ("packages", check_packages),
-    ("the packages of extras", check_extras),
-    ("torch and the GPUs it sees; loading it takes seconds", check_torch),
+    ("optional packages (extras)", check_extras),
+    ("torch and its GPUs (loading torch takes a few seconds)", check_torch),
     ("the SSH client", check_ssh),
     ("SSH keys", check_ssh_keys),
     ("git, docker and uv", check_tools),
     ("Docker's engine", check_container),
-    ("the home folder", check_home_folder),
+    ("the homing home directory", check_home_folder),
     ("the disk", check_disk),
     (".env", check_env_file),
     ("keys in the environment", check_env_values),
-    ("our mark", check_owner),
-    ("the permissions of the home", check_privacy),
+    ("the owner id", check_owner),
+    ("the permissions of the homing home directory", check_privacy),
     ("the ledger", check_ledger),
-    ("unconfirmed destroys", check_unconfirmed),
+    ("instances not confirmed as destroyed", check_unconfirmed),
     ("the guard", check_guard),
     ("the run file", check_run_file),
     ("placeholders", check_placeholders),
     ("the data", check_data),
-    ("the limit", check_limit),
+    ("the spend limit", check_limit),
     ("the store", check_store),
     ("the Hub", check_hub),
-    ("the clock, against a provider's", check_clock),
+    ("the clock, compared with a provider's", check_clock),
     ("providers", check_providers),
 ]
 

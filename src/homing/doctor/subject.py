@@ -1,4 +1,4 @@
-"""What `homing doctor` examines: the home folder, the current folder, and the named run and providers."""
+"""What `homing doctor` examines: the homing home directory, the current folder, and the named run and providers."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class Examined:
 
     @property
     def is_needed(self) -> bool:
-        """True if the providers are required, because the user named the providers or a run file."""
+        """True if the user named providers or a run. Only then is a provider that is not set up a fault."""
         return bool(self.named) or self.run is not None
 
     @cached_property
     def extras(self) -> set[str]:
-        """The extras that the named run and providers need. Every run needs extra `lm` to prepare its data at home."""
+        """The extras that the named run and providers need. Every run needs `lm` to prepare its data locally."""
         wanted = {extra for name in self.providers if self.is_needed and (extra := PROVIDERS.get(name, ("", None))[1])}
         if self.run is not None:
             by_store = {"s3": {"aws"}, "hf": {"hub"}, "modal": {"modal"}}

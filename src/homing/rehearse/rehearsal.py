@@ -1,7 +1,8 @@
 """Rehearses a whole run for free: plan, launch, train, fetch and destroy on the fake cloud, with injected faults.
 
-    create a separate home -> start the fake cloud -> plan -> launch -> [acts] -> watch -> resume if interrupted
-                    -> fetch -> destroy -> check for leftovers -> compare the cloud's bill with our ledger
+    create a separate home directory -> start the fake cloud -> plan -> launch -> [acts] -> watch
+                    -> resume if interrupted -> fetch -> destroy -> check for leftovers
+                    -> compare the cloud's bill with our ledger
 
 All files are below $HOMING_HOME/rehearsals/<id>, so the real ledger, store and providers are not touched. A rehearsal
 runs the same code as a real run. Only the cloud is simulated, and its machines are processes on this computer.
@@ -76,7 +77,7 @@ class Rehearsal:
 
 
 def rehearse(order: RehearsalOrder, home_path: Path, world: World, notify: OnOutput) -> Rehearsal:
-    """Run the rehearsal and leave nothing running. Return the problems of the rehearsed run instead of raising them."""
+    """Run the rehearsal and leave nothing running. Problems with the rehearsed run are returned, not raised."""
     scenes = find_scenes(order.faults)
     folder = home_path / "rehearsals" / new_run_id(order.run.name, world)
     home = Home(folder, world)
@@ -123,8 +124,8 @@ class _Walk:
     def there(self) -> None:
         """Launch and watch until the run is done, using as many machines as necessary.
 
-        `watch` includes the guard, which resumes a preempted run. If an act destroyed the run, launch it again, as a
-        user would do.
+        `watch` includes the guard, which resumes a preempted run. If an act ended the run, launch it again, as a user
+        would.
         """
         while self.num_attempts < _MAX_ATTEMPTS:
             self.num_attempts += 1
@@ -146,7 +147,7 @@ class _Walk:
         model_dir = self.home.path / file_names.STORE_MODELS / self.run.name
         self.fetched = fetch(self.home, self._row(), model_dir)
         self.notify("line", f"the model from step {self.fetched.manifest.step:,} is in {model_dir}")
-        self.notify("step", "Destroy the instance, with the provider's confirmation")
+        self.notify("step", "Destroy the instance, and wait for the provider to confirm it")
         destroy_run(self.home, self._row())
         for finding in survey(self.home).to_answer:
             self.notify("line", f"destroying a leftover {finding.thing}: {finding.id}")
@@ -221,7 +222,7 @@ _ROUNDING_USD = Decimal("0.000001")
 
 @dataclass(frozen=True)
 class Row:
-    """The cost of all instances that share a mark, according to the cloud's bill and to our ledger."""
+    """The cost of all instances that have the same mark (name), according to the cloud's bill and to our ledger."""
 
     mark: str
     instances: int  # number of instances on the bill that have this mark
@@ -273,14 +274,14 @@ def _disagreement(row: Row, lines: list[LedgerLine]) -> list[str]:
         return [f"{row.mark} was billed {meter.show_usd(row.bill_usd)} but is not in the ledger."]
     margin = sum((meter.cost(Decimal(line.rate_usd_per_hour), meter.MARGIN_S) for line in lines), Decimal(0))
     if row.ledger_usd < row.bill_usd - _ROUNDING_USD:
-        return [f"The ledger has {row.ledger_usd} for {row.mark}, less than the {row.bill_usd} billed."]
+        return [f"The ledger has {row.ledger_usd} for {row.mark}, less than the billed {row.bill_usd}."]
     if row.ledger_usd > row.bill_usd + margin and not any(line.is_at_most for line in lines):
-        return [f"The ledger has {row.ledger_usd} for {row.mark}, far more than the {row.bill_usd} billed."]
+        return [f"The ledger has {row.ledger_usd} for {row.mark}, far more than the billed {row.bill_usd}."]
     return []
 
 
 def _overlaps(machines: list[dict[str, Any]], now: float) -> list[str]:
-    """Report machines that were billed at the same time, because a run must have only one at a time."""
+    """Report machines that were billed at the same time. A run must have only one machine at a time."""
     in_order = sorted(machines, key=lambda each: each["since"])
     found = []
     for earlier, later in itertools.pairwise(in_order):

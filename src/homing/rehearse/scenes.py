@@ -1,6 +1,6 @@
 """The faults that can be rehearsed, by name, and the fake cloud in which they happen.
 
-SCENES        each is a fault of the cloud's API, configured beforehand (such as: the n-th create fails), or an act
+SCENES        each is an API fault that is set up beforehand (for example, the n-th create fails), or an act
 Acts          plays each act once during training, as soon as the run has progressed far enough:
                 preempt vanish hang    take the machine away; the next act of this kind waits for the next machine
                 store-down cloud-down  cause a temporary outage; the machine keeps running
@@ -55,13 +55,13 @@ SCENES: dict[str, Scene] = {
         fails_launches=2,
     ),
     "boot-dies": Scene(
-        "The first instance never starts its first command; the launch undoes itself.",
+        "The first instance never runs its first command; homing undoes the launch.",
         strikes=(Strike("boot_dies", 1, "create"),),
         fails_launches=1,
     ),
-    "cloud-down": Scene("The cloud's API goes down while the run trains, and comes back later.", act="cloud-down"),
+    "cloud-down": Scene("The cloud's API goes down during training, and comes back later.", act="cloud-down"),
     "create-lost": Scene(
-        "The create call works but its response is lost:"
+        "The create call succeeds, but its response is lost:"
         " homing finds the instance by its tag and does not create it twice.",
         strikes=(Strike("lost_after", 1, "create"),),
     ),
@@ -77,16 +77,16 @@ SCENES: dict[str, Scene] = {
     "destroy-stubborn": Scene(
         "The instance is destroyed only at the third request.", strikes=(Strike("destroy_stubborn", 1, "destroy"),)
     ),
-    "hang": Scene("The instance freezes while it trains and keeps billing.", act="hang"),
+    "hang": Scene("The instance freezes during training and is still billed.", act="hang"),
     "list-late": Scene("The list of instances is always out of date.", rates={"list_late": 1.0}),
     "no-capacity": Scene(
         "The first create request is refused because the offer is sold out.",
         strikes=(Strike("no_capacity", 1, "create"),),
         fails_launches=1,
     ),
-    "preempt": Scene("The instance is preempted after a notice; the run resumes on another.", act="preempt"),
+    "preempt": Scene("The instance is preempted after a notice; the run resumes on another instance.", act="preempt"),
     "store-down": Scene("The store is unreachable for a while; training continues.", act="store-down"),
-    "vanish": Scene("The instance is preempted without notice; the run resumes on another.", act="vanish"),
+    "vanish": Scene("The instance is preempted without notice; the run resumes on another instance.", act="vanish"),
     "volume-left": Scene(
         "The instance's disk remains after the instance is gone, and is still billed.",
         strikes=(Strike("leaves_volume", 1, "create"),),
@@ -99,7 +99,7 @@ def find_scenes(names: Sequence[str]) -> dict[str, Scene]:
         if name not in SCENES:
             raise UsageError(
                 what=f"Unknown fault: {name!r}.",
-                why=f"Known: {', '.join(SCENES)}.",
+                why=f"Known faults: {', '.join(SCENES)}.",
                 fix="List them: homing rehearse --list-faults",
             )
     return {name: SCENES[name] for name in dict.fromkeys(names)}

@@ -1,6 +1,6 @@
 """Builds the Report of a run from stored data: run directory, ledger, data manifest.
 
-The run directory is read from the store, or from its copy at home. For a launched run, the store is authoritative. If
+The run directory is read from the store, or from its local copy. For a launched run, the store is authoritative. If
 the store cannot be read, or no longer contains the run, the report uses the local copy that `fetch` downloaded, and
 says so. If a document is missing or damaged, its part of the report stays empty.
 """
@@ -98,7 +98,7 @@ def read_report(home: Home, subject: Subject, models: Path = MODELS, metrics: Se
 
 
 class _RunFiles:
-    """Reads the run directory from the store, or from its copy at home."""
+    """Reads the run directory from the store, or from its local copy."""
 
     def __init__(self, home: Home, subject: Subject, problems: list[str]) -> None:
         self.home, self.id, self.problems = home, subject.id, problems
@@ -121,7 +121,7 @@ class _RunFiles:
         return self.here
 
     def run(self) -> Run | None:
-        """Return the resolved run, preferably from the copy at home, which names the local data folder."""
+        """Return the resolved run, preferably from the local copy, which names the local data folder."""
         at_home = self.home.run_dir(self.id) / file_names.RUN
         if self.home.world.exists(at_home):
             try:
@@ -175,7 +175,7 @@ class _RunFiles:
         return kept, choices
 
     def _place(self, key: str) -> str:
-        """Return where the user can find one of the run's files: an address in the store, or a path at home."""
+        """Return where the user can find one of the run's files: an address in the store, or a local path."""
         return f"{self.store.url}/{key}" if self.is_stored else str(self.home.path / key)
 
     def data_manifest(self, folder: str, sha256: str) -> tuple[DataManifest | None, str]:
@@ -183,7 +183,7 @@ class _RunFiles:
 
         If the hash differs, the data was prepared again later, so the run was not trained on the current data.
         """
-        why = "it is neither in the store nor at home"
+        why = "it is neither in the store nor on this computer"
         for read in self._manifest_places(folder, sha256):
             try:
                 text = read()
@@ -224,7 +224,7 @@ def _made(run: Run) -> Made:
 
 
 def _all_data(files: _RunFiles, run: Run) -> Iterator[Data]:
-    if run.data.manifest_sha256:  # a run that has only later phases may not use the run's text
+    if run.data.manifest_sha256:  # a run without a pretrain phase does not necessarily use the run's text
         planned = {"train": run.data.num_train_tokens, "val": run.data.num_val_tokens}
         yield _data(files, "the run", run.data.dir, run.data.manifest_sha256, planned)
     for phase in run.phases:
@@ -323,7 +323,7 @@ def _offer(files: _RunFiles) -> dict[str, Any]:
 
 
 def _pushed(files: _RunFiles, row: RunRow) -> Iterator[Kept]:
-    """Yield the models in the store that this run pushed. Another run's models/NAME is left out."""
+    """Yield the models in the store that this run pushed. Skip a models/NAME that belongs to another run."""
     for folder in (row.id, row.name) if files.is_stored else ():
         key = f"{file_names.STORE_MODELS}/{folder}"
         try:

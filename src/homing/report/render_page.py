@@ -5,8 +5,8 @@ the terminal or the text direction are replaced with their codes, and the format
 
 The bug report describes what happened to a run, without the owner's private data. It leaves out samples, names of data
 files, prompts, and where weights are stored. It masks secret values of this process, anything that looks like a key,
-e-mail addresses, IP addresses, the host name, the user name and the home folder. It keeps marks, instance ids and run
-names, because without them the report could not be compared with the provider's console.
+e-mail addresses, IP addresses, the host name, the user name and the home folder. It keeps marks (the names of
+instances), instance ids and run names, because they are needed to compare the report with the provider's console.
 """
 
 from __future__ import annotations
@@ -204,7 +204,8 @@ def render_for_maintainers(report: Report, home: Home) -> str:
     }
     return anonymous(
         f"# Report for the maintainers: {report.run}\n\n"
-        "Secrets, addresses and names of this computer were redacted. Review it before you send it.\n\n"
+        "Secrets, addresses, and the names of this computer and its user were redacted."
+        " Review the report before you send it.\n\n"
         f"State: {report.state}. {report.reason}\n\n"
         "What did you expect, and what happened instead? (please write it here):\n\n\n"
         f"```json\n{_dump({'versions': facts, 'ledger': lines, 'report': document})}\n```\n"

@@ -57,7 +57,7 @@ class Phase:
     end_step: int | None = None  # the step at which the phase ended early to stay within a limit
     num_tokens: int = 0  # number of tokens trained on
     batch_tokens: int = 0
-    eval_tokens: int = 0  # approximate number of held-out tokens per validation; 0: all of them, or unknown
+    eval_tokens: int = 0  # approximate number of held-out tokens per validation; 0 if all are used, or if unknown
     optimizer: str = ""
     lr: float | None = None
     weight_decay: float | None = None

@@ -16,7 +16,7 @@ from homing.wire.event_lines import Event, Metric
 __all__ = ["happenings", "machines", "phases", "samples", "unique"]
 
 _MOST_POINTS = 400  # maximum number of points in a curve
-_MOST_ALIKE = 3  # if there are more events of one kind than this, only the first and the last are shown
+_MOST_ALIKE = 3  # if one kind has more events than this, only its first and last event are shown
 _MOST_TEXT = 300  # longer event texts are truncated to this many characters
 _MOST_SAMPLE = 2000
 # Events that occur in every run are omitted. Unknown kinds are shown, because an extra line is better than an

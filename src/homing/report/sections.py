@@ -204,14 +204,14 @@ def _went(report: Report) -> Iterator[Block]:
 
 def _measured_while_training(phase: Phase) -> str:
     return (
-        f"Held-out metrics during {phase.kind}: about {phase.eval_tokens:,} held-out tokens each time, or all if"
-        " there are fewer, split into rows; the first tokens of each row have little context."
+        f"Each evaluation during {phase.kind} used about {phase.eval_tokens:,} held-out tokens, or all of them if there"
+        " are fewer. The tokens are split into rows, and the first tokens of each row have little context."
     )
 
 
 def _course(phase: Phase) -> tuple[str, ...]:
     steps = f"{phase.step:,} of {phase.num_steps:,}" if phase.step else f"not started, of {phase.num_steps:,}"
-    steps += f", landing at step {phase.end_step:,}" if phase.end_step is not None else ""
+    steps += f", early end (landing) at step {phase.end_step:,}" if phase.end_step is not None else ""
     return (
         phase.kind,
         steps,
@@ -248,7 +248,7 @@ def _few(found: list[Validation], best: Validation | None) -> list[Validation]:
 
 def _happened(report: Report) -> Iterator[Block]:
     if not report.happenings:
-        yield Words("No unusual events: no preemption, restart, back-off or landing.")
+        yield Words("No unusual events: no preemption, restart, back-off or early end (landing).")
         return
     rows = []
     for each in report.happenings:
@@ -260,7 +260,7 @@ def _happened(report: Report) -> Iterator[Block]:
 
 def _samples(report: Report) -> Iterator[Block]:
     if not report.samples:
-        yield Words("None recorded.")
+        yield Words("No samples are recorded.")
     for each in report.samples:
         cut = " (truncated)" if each.is_cut else ""
         yield Verbatim(f"{each.phase}, step {each.step:,}{cut}", each.text)
@@ -281,16 +281,16 @@ def _evals(report: Report) -> Iterator[Block]:
     yield Table(("checkpoint", "set", "tokens", "metric", "value", "95% interval", "units"), rows)
     if any(phase.validations for phase in report.phases):
         yield Words(
-            "Measured by homing eval after training, on the tokens in the table, each with its full context. The"
-            " held-out metrics under Training were measured during training, on a subset, so they differ for the same"
-            " checkpoint. Compare these values with other models."
+            "homing eval measured these values after training, on the tokens in the table, each with its full context."
+            " The held-out metrics under Training were measured during training, on a subset, so they differ for the"
+            " same checkpoint. To compare this model with other models, use the values from homing eval."
         )
 
 
 def _where(report: Report) -> Iterator[Block]:
     if report.is_trained_here:
         yield Words("Trained with homing train on your own computer.")
-    for text in report.machines or ["The trainer recorded no hardware."]:
+    for text in report.machines or ["The trainer did not record the hardware."]:
         yield Words(text)
     if report.offer:
         yield Words(f"Last offer used: {_offer(report)}.")
@@ -321,7 +321,7 @@ def _cost(report: Report) -> Iterator[Block]:
         yield Words("homing rented nothing for this run, so the ledger has no cost for it.")
         return
     if report.spend_usd is None or not report.attempts:
-        yield Words("The ledger has no instance for this run.")
+        yield Words("The ledger lists no instance for this run.")
         return
     headers = ("attempt", "rate", "dollars", "reported by the provider", "billing")
     spends = [Decimal(attempt.spend_usd) for attempt in report.attempts]
@@ -331,7 +331,7 @@ def _cost(report: Report) -> Iterator[Block]:
     limit = None if report.spend_limit_usd is None else Decimal(report.spend_limit_usd)
     total = column.show(column.total(spends)) + ("" if limit is None else f" of {show_usd(limit)}")
     so_far = " so far" if any(attempt.ended_at is None for attempt in report.attempts) else ""
-    known = "; spending of the home that now owns the run is not included" if report.state == ADOPTED else ""
+    known = "; spending by the home directory that now owns the run is not included" if report.state == ADOPTED else ""
     of = "" if limit is None else " (the limit)"
     yield Words(f"Total: {'at most ' if report.is_at_most else ''}{total}{so_far}{of}{known}.")
     if Decimal(report.spend_usd):

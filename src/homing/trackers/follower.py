@@ -48,7 +48,7 @@ class Following:
     tracker: str
     run_id: str
     name: str  # the run's name in the tracker
-    folder: str  # folder at home that contains the files of all followers of the run
+    folder: str  # local folder that contains the files of all followers of the run
     files: str  # folder in which the tracker keeps its own files
     run_dir: str = ""  # folder that contains the metrics; "" if they are in `store`
     store: str = ""  # address of the store that contains the metrics

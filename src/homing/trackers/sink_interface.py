@@ -61,7 +61,9 @@ def check_tracker(name: str, *, verb: str) -> None:
     """Raise UsageError if the tracker is unknown, or MissingExtra if its package is not installed."""
     if name not in TRACKERS:
         raise UsageError(
-            what=f"Unknown tracker: {name!r}.", why=f"Known: {', '.join(TRACKERS)}.", fix="Use --tracker tensorboard"
+            what=f"Unknown tracker: {name!r}.",
+            why=f"Known trackers: {', '.join(TRACKERS)}.",
+            fix="Use --tracker tensorboard",
         )
     if find_spec(TRACKERS[name][1]) is None:
         raise MissingExtra(f"{verb} --tracker {name}", "trackers", TRACKERS[name][1])

@@ -1,7 +1,7 @@
 """One sink per tracker: MLflow, TensorBoard, trackio, Weights & Biases. Each loads its package when it is opened.
 
-MLflow        a folder at home, or a server behind a tunnel; servers that are open to the network are rejected
-TensorBoard   event files, with tensorboard's own writer; loads neither torch nor tensorflow
+MLflow        a local folder, or a server reached through an SSH tunnel; other addresses are rejected
+TensorBoard   event files, written by tensorboard's own writer; loads neither torch nor tensorflow
 trackio       a local SQLite file, opened with `trackio show --project homing`; no server, no account
 W&B           records offline if there is no key; `wandb sync` uploads the records later. The step is a separate metric
               (`PHASE/step`), because W&B's own step can only increase, and a run that rolls back logs some steps again
@@ -166,7 +166,7 @@ _START_S = 60.0
 
 
 def mode_of(environment: dict[str, str]) -> str:
-    """Return WANDB_MODE if set, else "online" if there is a key, else "offline": a key prompt would block forever."""
+    """Return WANDB_MODE if set, else "online" if there is a key, else "offline", so that W&B never asks for a key."""
     return environment.get(MODE_ENV) or ("online" if environment.get(KEY_ENV) else "offline")
 
 

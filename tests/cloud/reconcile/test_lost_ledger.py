@@ -72,7 +72,7 @@ def test_an_empty_home_is_new_and_has_lost_nothing(home: Home) -> None:
     assert (home.has_owner, home.has_ledger) == (False, False)
     assert what_is_lost(home) == []
     (check,) = check_owner(Examined(home, home.path))
-    assert check.text == f"None yet: nothing was launched from {home.path}."
+    assert check.text == f"No owner id yet: nothing has been launched from {home.path}."
     assert (home.has_owner, home.has_ledger) == (False, False), "checking creates neither"
     assert len(home.owner) == 6
 

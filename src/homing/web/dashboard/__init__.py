@@ -1,4 +1,4 @@
-"""The read-only page about all runs that `homing dashboard` starts. Needs the extra `web`, but no torch.
+"""The app behind `homing dashboard`: a read-only web page that shows all runs. Needs the extra `web`, but not torch.
 
     section_feed   the content, in sections that are replaced or extended; written by threads, read by streams
     access_check   access control: host, origin, method, token; and the headers of every response

@@ -1,6 +1,6 @@
 """Access control in front of all routes. The same checks apply to every path, so that no route can be forgotten.
 
-    host      must be one of our own names, sent once      else 400 (DNS rebinding)
+    host      must be one of the server's names, sent once else 400 (DNS rebinding)
     origin    must be absent, or the page's own            else 403 (a page of another site)
     method    must be GET                                  else 405 (the server is read-only)
     token     required except for the page and its files   else 401
@@ -75,7 +75,7 @@ class AccessCheck:
         if method != "GET":
             return Refused(405, "This server is read-only: use GET.", {"allow": "GET"})
         if not is_open and not self._has_token(headers):
-            message = "The token is missing or wrong: Authorization: Bearer TOKEN, as homing dashboard printed it."
+            message = "The token is missing or wrong. Send Authorization: Bearer TOKEN, as homing dashboard printed it."
             return Refused(401, message, {"www-authenticate": "Bearer"})
         return None
 
@@ -94,7 +94,7 @@ def _name_in(host: str) -> str:
 
 
 def _is_own(headers: Headers, host: str, *, is_open: bool) -> bool:
-    """Return True unless the request comes from another origin, according to headers that the browser sets.
+    """Return False if, according to headers that browsers set, the request comes from another origin.
 
     Pages cannot change these headers. Other programs do not send them, so for those programs only the token matters.
     """

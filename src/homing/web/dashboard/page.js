@@ -1,7 +1,7 @@
 "use strict";
 const $ = (id) => document.getElementById(id);
 let token = "", stream = null, shown = null;
-let silence_s = 30;  // three times the server's longest silence: then the connection is dead, even if it is still open
+let silence_s = 30;  // three times the server's longest silence; after that, even an open connection counts as dead
 
 // The token is in the URL fragment, which browsers do not send and servers do not log. Remove it from the URL at once.
 function take_token() {
@@ -23,8 +23,8 @@ function el(tag, attributes = {}, ...children) {
   return made;
 }
 
-// Like replaceChildren, but keeps unchanged nodes, so that clicks, focus and selection survive. Event listeners in here
-// must therefore read what they need from their element.
+// Like replaceChildren, but keeps unchanged nodes, so that clicks, focus and selection survive. Event listeners on
+// these nodes must therefore read what they need from their element.
 function fill(parent, ...children) {
   const wanted = children.filter((each) => each !== null && each !== undefined && each !== "");
   wanted.forEach((child, at) => {
@@ -67,7 +67,7 @@ async function* events(body) {
   }
 }
 
-// After sleep, or through a tunnel with a dead far end, a connection delivers neither data nor an end.
+// After the computer sleeps, or if the far end of a tunnel is gone, a connection delivers no data and never closes.
 async function within(limit_s, promise, give_up) {
   let timer;
   const is_late = new Promise((_, fail) => { timer = setTimeout(() => fail(new Error("silence")), limit_s * 1000); });
@@ -141,7 +141,7 @@ function notes(texts) {
 function show_money(money) {
   $("money").hidden = shown !== "";
   $("money").className = "card" + (money.is_billing ? " bills" : "");
-  // The command that ends everything is shown for copying, like the others.
+  // Show the command that ends everything with a copy button, like the other commands.
   const [first, ...rest] = money.words.flatMap((text) => text.split(" End all: ")).map((text) =>
     text.startsWith("homing ") ? command(text, "End everything that is billing") : text);
   const spent = money.total ? el("span", { class: "soft" }, money.total + " in total so far (ledger)") : "";
@@ -157,7 +157,7 @@ function show_money(money) {
   $("where").textContent = shown === "" ? money.home : "";
   if (money.is_empty) {
     fill($("all"), el("section", { class: "card" }, el("h2", {}, "No runs yet"),
-      el("p", {}, "Nothing has been launched or trained with this home. Get started:"),
+      el("p", {}, "Nothing has been launched or trained with this homing home directory. Get started:"),
       command("homing quickstart", "The full workflow on this computer"),
       command("homing new first --from tiny", "Create your own run file")));
   }
@@ -166,7 +166,7 @@ function show_money(money) {
 function show_runs(runs) {
   if (!runs.length) return;
   fill($("all"), ...runs.map((run) => {
-    const has_line = run.is_live && run.line;  // which includes step and dollars
+    const has_line = run.is_live && run.line;  // the line includes step and dollars
     const spent = run.spent && (run.limit ? run.spent + " of " + run.limit : run.spent);
     const told = has_line ? [] : [spent, run.step && "step " + run.step];
     const where = run.is_here ? "trained locally" : run.instance;
@@ -177,7 +177,7 @@ function show_runs(runs) {
       el("span", { class: "right soft small" }, run.age + " old"),
       has_line ? el("span", { class: "line" }, run.line) : "",
       run.share !== null && run.share !== undefined && run.is_live
-        ? el("progress", { class: "bar", max: 1, value: run.share, title: "of its spend limit" }) : "",
+        ? el("progress", { class: "bar", max: 1, value: run.share, title: "share of its spend limit that is spent" }) : "",
       ...notes([run.problem]));
   }));
 }
@@ -436,7 +436,7 @@ function open() {
   shown = wanted;
   $("login").hidden = true;
   if (!token) return ask_token("");
-  // fetch would throw for such a header, also after every reload.
+  // With such a header, fetch would throw an error, even after a reload.
   if (!/^[\x21-\x7e]+$/.test(token)) return ask_token("The token has invalid characters.");
   $("all").hidden = wanted !== "";
   $("money").hidden = true;

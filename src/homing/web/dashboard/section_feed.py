@@ -1,4 +1,4 @@
-"""The content of the dashboard, in sections that are replaced or extended. Threads write it, streams read it.
+"""The content of the dashboard, in sections that are replaced or extended. Threads write it, and event streams read it.
 
     feed.put("head", {...})               replaces the value of a section, if it differs
     feed.add("points", [...])             appends items to a section; beyond `most` items, drops the oldest
