@@ -1,4 +1,4 @@
-"""homing: from raw text to your own language model on a rented GPU, and home again.
+"""homing: train your own language model from raw text on a rented GPU, and fetch it to your computer.
 
     run = homing.Run.new("first", preset="tiny", text=["books/*.txt"])
     run.prep()

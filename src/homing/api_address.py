@@ -18,7 +18,7 @@ __all__ = ["api_address", "check_address"]
 def api_address(environment: Mapping[str, str], name: str, default: str) -> str:
     """Return the address set in this environment variable, or the default, without a trailing slash.
 
-    Raises UsageError for plain HTTP.
+    Raises UsageError for plain HTTP, except to this computer.
     """
     return check_address((environment.get(name) or default).rstrip("/"), name)
 

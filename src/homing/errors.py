@@ -1,4 +1,4 @@
-"""The exceptions of homing: every error that a user can act on, with its exit code.
+"""homing's exceptions: every error that a user can act on, with its exit code.
 
     HomingError                 1   what, why, fix
     ├── RunFailed               1   training ended in failure
@@ -6,8 +6,8 @@
     ├── UsageError              2   invalid flag, file or answer
     │   ├── RunFileError        2   all mistakes in a run file at once, with line numbers
     │   ├── DataError           2   unusable text, tokenizer or shards
-    │   ├── NotOwner            2   another home holds the run's lease
-    │   └── MissingExtra        2   a verb needs `pip install 'homing[...]'`
+    │   ├── NotOwner            2   another homing home directory holds the run's lease
+    │   └── MissingExtra        2   a command needs `pip install 'homing[...]'`
     ├── NoOffer                 3   no provider can start such an instance now
     ├── ProviderRefused         4   key, quota or request refused
     │   ├── ProviderSilent      4   no response, or an unusable one: an instance may keep billing
@@ -22,8 +22,8 @@
     │   └── StoreRefused        7   a permanent refusal: permission, bucket, token, region
     └── Interrupted           130
 
-The exit code is an attribute of the class. An error has three fields, printed as three lines: what happened, why, and
-what to do, where `fix` is a command to run or a key to change. `assert` is for our own bugs.
+The exit code is an attribute of the class. An error has three fields, printed as three lines: `what` happened, `why`,
+and the `fix`, such as a command to run or a key to change. `assert` is only for bugs in homing itself.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class ProviderSilent(ProviderRefused):
 
 
 class OtherAccount(ProviderRefused):
-    """This API key's account does not list the instance. It may still be billing, so it must not be treated as gone."""
+    """This API key's account does not list the instance, but the instance may still be billing in another account."""
 
 
 class CreateFailed(ProviderRefused):

@@ -1,6 +1,6 @@
 """Expands the paths, globs and folders given by the user into a list of source files.
 
-The order is fixed (patterns as given, names sorted within one), because the order of documents is the order of tokens.
+The order is fixed (patterns as given, names sorted within each), because it determines the order of the tokens.
 A folder yields the files with a text extension; a path or a glob yields every file that it matches.
 
 `fault_of` checks whether a path contains text, and `num_text_bytes` estimates how much. Neither opens a file.
@@ -35,8 +35,8 @@ __all__ = [
 PACKINGS = {".gz": "gzip", ".xz": "xz", ".zst": "zstd"}
 JSONL_ENDINGS = (".jsonl", ".ndjson")
 PARQUET_ENDING = ".parquet"
-# Typical compression ratios of text. Parquet is compressed internally: for books by 1.6 with snappy and 2.3 with zstd,
-# the two usual codecs.
+# Typical compression ratios of text. Parquet is compressed internally: the two usual codecs, snappy and zstd,
+# make books 1.6 and 2.3 times smaller.
 _PACKED = {".gz": 3, ".xz": 3, ".zst": 3, ".parquet": 2}
 _MAX_SHOWN = 5  # maximum number of names shown in an error
 CHAT_ENDINGS = (*JSONL_ENDINGS, ".json", PARQUET_ENDING)
@@ -53,7 +53,7 @@ class Source:
 
     @property
     def stamp(self) -> list[object]:
-        """Return values that show, without reading the file, whether it has changed."""
+        """Return the path, size and modification time, which show whether the file has changed without reading it."""
         return [self.path, self.num_bytes, self.mtime_ns]
 
 
@@ -200,7 +200,9 @@ def _source(path: str, key: str) -> Source:
         ) from exc
     if not os.path.isfile(path):
         raise DataError(
-            f"{key}: {path} is not a regular file.", why="prep reads the text twice.", fix="Save it to a file first."
+            f"{key}: {path} is not a regular file.",
+            why="homing prep must read it twice.",
+            fix="Save it to a file first.",
         )
     name, form = os.path.basename(path).lower(), _form(path)
     packing = PACKINGS.get(os.path.splitext(name)[1], "")
@@ -209,7 +211,7 @@ def _source(path: str, key: str) -> Source:
         if packing:
             raise DataError(
                 what=f"{key}: {path} cannot be read in compressed form.",
-                why="Parquet files are compressed internally, and homing must read them from the end.",
+                why="Parquet files are compressed internally, and homing must read the end of the file first.",
                 fix="Decompress it, and use the resulting file.",
             )
     return Source(
@@ -259,7 +261,7 @@ def is_in_store(path: str) -> bool:
 
 
 def fault_of(named: str) -> str:
-    """Return why no text can be read from this path, glob or folder; "" if there is some."""
+    """Return why no text can be read from this path, glob or folder, or "" if there is text."""
     if not is_utf8(named):
         return f"the name {named!a} is not UTF-8"
     path = os.path.expanduser(named)

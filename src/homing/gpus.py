@@ -39,7 +39,7 @@ class Gpu:
         return self.compute_capability >= (8, 9)
 
     def is_at_least(self, other: Gpu) -> bool:
-        """Return True if this GPU matches or exceeds the other in every figure of the data sheet."""
+        """Return True if this GPU matches or exceeds the other in every figure on the data sheet."""
         return (
             self.memory_gib >= other.memory_gib
             and self.bf16_tflops >= other.bf16_tflops

@@ -54,7 +54,7 @@ def model_of(config: Any) -> Model:
         raise DataError(
             what=f"homing does not support the architecture {arch!r}.",
             why=f"Its model_type {arch!r} is not one of {', '.join((*ARCHITECTURES, SWIFT_TYPE))}.",
-            fix=f"Use plain Llama, Qwen2 or Qwen3 weights: {FAMILIES} work.",
+            fix=f"Use a model of a supported family: {FAMILIES}.",
         )
     problems = [*_refusals(config, arch), *_rope_refusals(rope, arch), *_theta_refusals(config, rope)]
     problems += [f"{key} is missing." for key in _NEEDED if key not in config]
@@ -62,7 +62,7 @@ def model_of(config: Any) -> Model:
         raise DataError(
             what="This config.json describes a model that homing does not support.",
             why="\n".join(problems),
-            fix=f"Use plain Llama, Qwen2 or Qwen3 weights: {FAMILIES} work.",
+            fix=f"Use an unmodified model of a supported family: {FAMILIES}.",
         )
     try:
         return _model(config, arch, rope)
@@ -114,7 +114,7 @@ def _rope_refusals(rope: dict[str, Any], arch: str) -> list[str]:
     if kind == "default":
         return []
     if kind != "llama3" or arch == SWIFT:
-        return [f"rope type {kind!r} is not supported; use plain or llama3."]
+        return [f"rope type {kind!r} is not supported. Use default, or llama3 (not in swift models)."]
     numbers = {name: rope.get(name) for name in _LLAMA3}
     wrong = [name for name, n in numbers.items() if not isinstance(n, (int, float)) or not 0 < n < math.inf]
     if wrong:
@@ -157,7 +157,7 @@ def _model(config: dict[str, Any], arch: str, rope: dict[str, Any]) -> Model:
 
 
 def config_of(model: Model, *, end_of_text_id: int = 0, chat_end_id: int | None = None) -> dict[str, Any]:
-    """Return the config.json to store with the weights, with which transformers loads them as one of its own models."""
+    """Return the config.json to store next to the weights, so that transformers can load them."""
     is_swift = model.family == SWIFT
     config: dict[str, Any] = {
         "architectures": [SWIFT_CLASS if is_swift else ARCHITECTURES[model.arch]],

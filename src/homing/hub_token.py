@@ -20,7 +20,7 @@ def use_lfs(library: Any) -> None:
     """Transfer large files with LFS, which the Hub accepts for every repository, instead of Xet.
 
     huggingface_hub would use Xet if hf-xet is installed, without a fallback. Our tests cannot run Xet, because only the
-    Hub has Xet servers. With LFS, homes and instances run code that we have tested. LFS is slower for files
-    that the Hub already has in part.
+    Hub has Xet servers. With LFS, the user's computer and the instances run code that we have tested.
+    LFS is slower for files that are already partly on the Hub.
     """
     library.constants.HF_HUB_DISABLE_XET = True

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 HIDDEN = "***"
-MIN_LETTERS = 8  # shorter values are ordinary words, and replacing them would damage other text
+MIN_LETTERS = 8  # shorter values are often ordinary words, and replacing them would damage other text
 _NAME = re.compile(
     r"(?i)((^|_)(api_?)?(key|token|secret|password|passwd|credentials?)|access_key(_id)?|token_(id|secret))$"
 )

@@ -3,8 +3,8 @@
     gsm8k     {"question": ..., "answer": "... #### 18"}
     prompts   {"prompt": ...} or {"messages": [...]} or {"ids": [...]}, and {"answer": ...} unless there is a reward.py
 
-Home calls this module before anything is rented, and the trainer calls it before its first step, so that the same rules
-apply in both places. It uses no tokenizer: the trainer turns questions into tokens.
+The user's computer runs this module before anything is rented, and the trainer runs it before its first step, so that
+the same rules apply in both places. It uses no tokenizer: the trainer turns questions into tokens.
 """
 
 from __future__ import annotations
@@ -97,5 +97,5 @@ def _prompt(found: dict[str, Any], num_ids: int | None) -> tuple[tuple[dict[str,
         if not is_fit or message.get("role") not in ("system", "user", "assistant"):
             raise ValueError("a message needs a role (system, user or assistant) and content")
     if value[-1]["role"] == "assistant":
-        raise ValueError("the last message is the assistant's, but the assistant's reply is what gets sampled")
+        raise ValueError("the last message is from the assistant, but the model must generate the assistant's reply")
     return tuple(value), ()

@@ -18,7 +18,7 @@ from homing.errors import DataError
 __all__ = ["MAX_TOKENIZER_BYTES", "gives_same_ids", "read_tokenizer_bytes"]
 
 
-MAX_TOKENIZER_BYTES = 128 << 20  # the largest tokenizer.json of a known open model has 35 MB
+MAX_TOKENIZER_BYTES = 128 << 20  # the largest tokenizer.json of a known open model is 35 MB
 
 
 def read_tokenizer_bytes(path: str | os.PathLike[str]) -> bytes:

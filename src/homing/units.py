@@ -47,7 +47,7 @@ def parse_usd(value: object) -> Decimal:
     An ambiguous comma is rejected as well: as a thousands separator, it would turn 1,50 into a hundred times the
     intended limit.
     """
-    wrong = f"{value!r} is not an amount of dollars, such as $12.00"
+    wrong = f"{value!r} is not a dollar amount, such as $12.00"
     if isinstance(value, bool):
         raise ValueError(wrong)
     text = re.sub(r"(?i)\s*usd$", "", str(value).strip()).removeprefix("$").strip().replace("_", "")
@@ -123,10 +123,10 @@ def _parse_scaled(value: object, scales: dict[str, int], shape: str) -> int:
 
 
 def format_usd(amount: Decimal | float) -> str:
-    """Format dollars to the cent, or to a hundredth of a cent if below a dollar and not whole cents.
+    """Format dollars to the cent, or to a hundredth of a cent if the amount is below a dollar and not in whole cents.
 
-    A running meter that advances by fractions of a cent must not jump. Amounts are always rounded up, so that the
-    amount shown is never less than the amount paid.
+    The finer digits let a running total below a dollar grow smoothly. Amounts are always rounded up, so that the amount
+    shown is never less than the amount paid.
     """
     amount = Decimal(str(amount))
     if not amount.is_finite() or abs(amount) >= _MOST_SHOWN:
@@ -136,7 +136,7 @@ def format_usd(amount: Decimal | float) -> str:
 
 
 def _odd_usd(amount: Decimal) -> str:
-    """Format an amount that is not finite or absurdly large. Does not raise, because it is part of a message."""
+    """Format an amount that is not finite or is absurdly large. Never raise: the result is part of a message."""
     return f"${amount:.3e}" if amount.is_finite() else "$?"
 
 
