@@ -36,7 +36,7 @@ from homing.world import World
 
 __all__ = ["TO_BE_CREATED", "preflight", "secrets", "try_out"]
 
-TO_BE_CREATED = "`homing launch` creates it"  # part of the note that `preflight` returns if the store does not exist yet
+TO_BE_CREATED = "`homing launch` creates it"  # part of the note that `preflight` returns if there is no store yet
 
 
 def preflight(url: str, world: World, *, needs_write: bool = True, create: bool = True) -> list[str]:

@@ -1,4 +1,4 @@
-"""File formats shared between machines: the files of the run directory and their contents.
+"""File formats shared between machines: the files in the run directory and their contents.
 
 codec                converts dataclasses to JSON and back: strict when writing, lenient when reading
 file_names           file and folder names that writers and readers share

@@ -2,7 +2,7 @@
 
 The agent reads only its own part, which boot_json_agent.py defines. This module adds the parts for the programs that
 the agent starts: the store and the inputs for sync, the requirements of a bare machine for the bootstrap, and the
-planned speeds for the lookout."""
+planned speeds for the monitor."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Bootstrap:
     # names by which the driver may report the GPU, reduced to a-z and 0-9
     gpu_names: List[str] = field(default_factory=list)
     num_gpus: int = 0
-    may_add: bool = False  # whether system packages may be installed; true if nobody else uses the machine
+    may_add: bool = False  # whether system packages may be installed; true if the machine is not shared with others
     inputs_dir: str = ""  # folder on a volume that keeps inputs by hash, so that later instances need not fetch them
     probe_argv: List[str] = field(default_factory=list)
     probe_floor: Dict[str, float] = field(default_factory=dict)  # measurement -> the lowest acceptable value
@@ -67,7 +67,7 @@ class _Run:
 class Boot(Orders, _Run):  # _Run must be the last base: its fields have no defaults, so they must come first
     fence: int = 0  # number of the lease under which the instance was launched; 0 if there is no lease
     notice_url: str = ""  # URL at which the provider announces a preemption; any 200 response is a notice
-    notice_token_url: str = ""  # URL whose PUT returns the token for notice_url, as in EC2's metadata service
+    notice_token_url: str = ""  # URL that responds to a PUT with the token for notice_url, as in EC2's metadata service
     # phase -> planned tokens per second; below a third of this, the instance is considered slow
     planned_speeds: Dict[str, float] = field(default_factory=dict)
     on_divergence: str = "alert"  # alert | stop

@@ -1,8 +1,8 @@
 """The agent's part of boot.json. It contains no secrets and no provider code.
 
-The method of ending billing is data: a command or HTTP request written by the provider's adapter. So the agent can end
-any instance without knowing its provider. The commands that the agent starts are data too, so the agent knows neither
-the trainer nor the store."""
+`EndBilling` describes the command or HTTP request that ends billing. The provider's adapter wrote it, so the agent can
+end any instance without provider-specific code. The commands that start the trainer and sync are listed here too, so
+the agent needs no code for training or for the store."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Orders:
     stop_grace_s: float = STOP_GRACE_S  # time from the stop request until the trainer gets SIGKILL
     # environment variables for the programs that the agent starts; contains no secrets
     env: Dict[str, str] = field(default_factory=dict)
-    # Names of the environment variables that contain the store's keys. Sync gets them, the trainer does not.
+    # Names of the environment variables that contain the store's keys. Sync gets these variables; the trainer does not.
     secret_names: List[str] = field(default_factory=list)
     agent_argv: List[str] = field(default_factory=list)  # command with which the dead-man restarts a dead agent
     # The command to run before training; empty if the machine already has everything it needs.
@@ -53,6 +53,6 @@ class Orders:
     lookout_argv: List[str] = field(default_factory=list)
     unsaved_limit_s: float = 0.0  # how long training may continue while the store refuses every push; 0 for no limit
     push_s: float = 0.0  # planned time to push a checkpoint, replaced by the measured time after the first push
-    # time needed between the last save and the end of billing in addition to the push: starting processes, reading back
+    # time needed between the last save and the end of billing, besides the push: to start processes and read data back
     home_s: float = 0.0
     keep_on_failure_s: float = 0.0  # how long to keep a failed instance for inspection, within its limits

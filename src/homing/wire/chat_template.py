@@ -4,8 +4,8 @@ turns.json contains the text that the template puts around messages. `lm.data.ch
 
 begin USER end | begin_system SYSTEM system_user USER end | ... USER user_assistant ASSISTANT assistant_user USER end
 
-This module does not evaluate Jinja; only `lm.data.chat.template` does, at home. `config` and the trainer only need to
-know whether there is a template, and which one.
+This module does not evaluate Jinja; only `lm.data.chat.template` does, on the user's computer. `config` and the trainer
+only need to know whether there is a template, and which one.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ MISSING_REWARD = "missing reward"
 
 
 def figure_of(phase: str) -> str:
-    """Return what `val_loss` means in a phase: the held-out loss, or the missing reward in an rl phase."""
+    """Return what `val_loss` is called in a phase: "missing reward" in an rl phase, "held-out loss" otherwise."""
     return MISSING_REWARD if phase == "rl" else "held-out loss"
 
 

@@ -1,10 +1,10 @@
 """Control requests and heartbeats.
 
-    home --request.json--> store --sync--> agent --control.json--> trainer        (requests)
-    trainer --metrics, events--> agent --heartbeat.json--> sync --> store --> home (progress)
+    requests: user's computer --request.json--> store --sync--> agent --control.json--> trainer
+    progress: trainer --metrics, events--> agent --heartbeat.json--> sync --> store --> user's computer
 
-Home never talks to the trainer, and the trainer does not know that it is rented. Each process reads one small file at
-its own pace, so a message may be delayed but is not lost.
+The user's computer never contacts the trainer directly, and the trainer does not know that the machine is rented. Each
+process reads one small file at its own pace, so a message may be delayed but is not lost.
 
 Deadlines in these files use the boot clock, which keeps running during sleep and does not change when the wall clock is
 set. All processes of one machine share this clock, so one process can act on a time that another wrote to a file. The
@@ -32,7 +32,7 @@ class Control:
 @record("request", 1)
 @dataclass(frozen=True)
 class Request:
-    """The content of request.json, which home writes into the run's prefix in the store. The highest serial wins."""
+    """The content of request.json, which the user's computer writes to the run's store. The highest serial wins."""
 
     serial: int
     stop: bool = False
@@ -40,7 +40,7 @@ class Request:
     spend_limit_usd: Optional[str] = None
     time_limit_s: Optional[float] = None
     t: float = 0.0
-    # seconds since billing began, measured by home's clock, because the instance's clock may be behind
+    # seconds since billing began, by the clock of the user's computer, because the instance's clock may be behind
     age_s: Optional[float] = None
 
 
@@ -63,22 +63,22 @@ class Heartbeat:
     tokens_per_s: Optional[float] = None
     mfu: Optional[float] = None
     step_s: Optional[float] = None
-    # Seconds until the phase ends, either as planned or early by landing: the trainer's estimate, copied from Metric.
+    # The trainer's estimate of the seconds until the phase ends, as planned or early (landing); copied from Metric.
     eta_s: Optional[float] = None
     trainer_pid: Optional[int] = None
-    end_step: Optional[int] = None  # the step at which the phase will end while the run is landing, before num_steps
+    end_step: Optional[int] = None  # the step at which the phase ends early (landing); None if it runs to num_steps
     is_pushed: bool = False  # whether all results are in the store and verified
     problem: str = ""
     has_dead_man: bool = False  # whether the dead-man, a second guard process on the instance, is alive
     time_limit_s: float = 0.0
     use: Dict[str, float] = field(default_factory=dict)  # utilization, see Use
-    plan_s: Optional[float] = None  # seconds until the originally planned end; set only while the run is landing
+    plan_s: Optional[float] = None  # seconds until the originally planned end; set only while landing (ending early)
 
 
 @record("use", 1)
 @dataclass(frozen=True)
 class Use:
-    """The content of use.json: the utilization of the machine, which the lookout measures."""
+    """The content of use.json: the machine's utilization, as measured by the monitor."""
 
     # cpu | memory | gpu | gpu_memory -> utilization, from 0 to 1
     shares: Dict[str, float] = field(default_factory=dict)

@@ -38,12 +38,12 @@ class Metric:
     val_loss: Optional[float] = None
     val_bits_per_byte: Optional[float] = None
     val_perplexity: Optional[float] = None
-    end_step: Optional[int] = None  # the step at which a landing phase will end early; None if it runs as planned
+    end_step: Optional[int] = None  # the step at which the phase ends early (landing); None if it runs to num_steps
     more: Dict[str, float] = field(default_factory=dict)  # values specific to this phase, such as the reward in rl
     # Seconds until this phase is trained, evaluated and saved, computed from measured speeds. Every ETA that homing
     # shows comes from this value.
     eta_s: Optional[float] = None
-    plan_s: Optional[float] = None  # seconds until the originally planned end; set only while the run is landing
+    plan_s: Optional[float] = None  # seconds until the originally planned end; set only while landing (ending early)
 
 
 @record("outcome", 1)

@@ -1,7 +1,7 @@
-"""Computes when each guard ends an instance before a limit. The agent, the dead-man and home share this module.
+"""Computes when each guard ends an instance before a limit. Shared by the agent, the dead-man and the user's computer.
 
 0 --------------- LAND ------ KILL ------ END -------- DEAD_MAN ------- GUARD ------ PROVIDER --- limit
-  train           | stop,save | push      | agent ends | dead-man ends  | home ends  | its own timer
+  train           | stop,save | push      | agent ends | dead-man ends  | guard ends | its own timer
                   |<------------------------------- reserve ------------------------------------->|
 
 At a given rate, the spend limit corresponds to a number of seconds, so money and time share one axis, and the limit

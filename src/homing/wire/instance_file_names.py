@@ -6,7 +6,7 @@ from __future__ import annotations
 RUN_DIR = "run"
 AGENT_LOCK, DEAD_MAN_LOCK = "agent.lock", "dead-man.lock"  # each locked while its process is alive
 CLOCK = "clock"  # a boot-clock time, and the seconds billed until then
-RESTARTS = "restarts"  # how often the dead-man restarted the agent, and the boot-clock time of the last restart
+RESTARTS = "restarts"  # how many times the dead-man restarted the agent, and the boot-clock time of the last restart
 BILLING_ENDED = "billing-ended"  # boot-clock time at which the request to end billing was accepted
 
 # Files in the run directory.

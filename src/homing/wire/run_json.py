@@ -1,4 +1,4 @@
-"""Defines run.json, the resolved run. `config` writes it at home; the trainer reads no other configuration.
+"""Defines run.json, the resolved run. `config` writes it; the trainer reads no other configuration.
 
 Every value is final: derived, checked and in base units. `origin` records where each value came from.
 """
@@ -214,7 +214,7 @@ class Train:
     device: str = "auto"  # auto | cpu | cuda | mps
     precision: str = "auto"  # auto | fp32 | bf16
     compile: str = "auto"  # auto | on | off
-    # True on a rented GPU, so that the trainer fails if it sees no GPU, instead of using the CPU
+    # True if a GPU was rented: the trainer then fails if it finds no GPU, instead of using the CPU
     needs_gpu: bool = False
     attention: str = "auto"  # auto | cudnn | flash | efficient | math
     graphs: str = "auto"  # auto | on | off: whether to run micro-batches as CUDA graphs; same default as the run file
@@ -248,7 +248,7 @@ class Ssh:
     user: str = ""  # user name on the host; if empty, the local user name
     port: int = 22
     key_file: str = ""  # path of a private key; if empty, ssh uses its default keys
-    host_key: str = ""  # the host's public key (TYPE BASE64); if empty, a key in known_hosts or confirmed by the user
+    host_key: str = ""  # the host's public key (TYPE BASE64); if empty, known_hosts is used, or the user confirms
     known_hosts: str = "~/.ssh/known_hosts"
     work_dir: str = ".homing"  # folder on the host; a relative path is relative to the user's home directory
     rate_usd_per_hour: str = "0.36"
@@ -272,9 +272,9 @@ class RunInput:
     """A file that the run needs in addition to its own text, such as open weights."""
 
     path: str  # path relative to the instance's data folder
-    source: str  # path at home, or hf:OWNER/NAME@COMMIT/FILE if the instance downloads the file from the Hub
+    source: str  # local path, or hf:OWNER/NAME@COMMIT/FILE if the instance downloads the file from the Hub
     sha256: str
-    num_bytes: int = 0  # size if the file is on the Hub, because home may have no copy; otherwise 0
+    num_bytes: int = 0  # size if the file is on the Hub, because there may be no local copy; otherwise 0
 
 
 @record("run", 1)

@@ -1,4 +1,4 @@
-"""The run's leases, and its record in the store, which allows another computer to adopt the run."""
+"""Defines a run's leases, and its record in the store, which allows another computer to adopt the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Attempt:
     state: str = "unknown"
     guard: str = ""  # a sentence about how the provider itself limits spending
     note: str = ""
-    # the computer and the home folder that launched the instance; the files of a `local` instance are in that home
+    # the computer and its folder $HOMING_HOME that launched the instance; a `local` instance's files are there
     host: str = ""
     home: str = ""
     # the provider account that rented the instance; other accounts' keys cannot see the instance
@@ -35,13 +35,13 @@ class Attempt:
 class Lease:
     """The content of runs/<id>/lease/<number>.json, written once by create-if-absent. The highest number wins.
 
-    A lease says which home owns the run and which instance may write into the run's prefix. An instance with a
+    A lease says which homing home owns the run and which instance may write the run's files. An instance with a
     different mark has been superseded: it ends its own billing and writes nothing more.
     """
 
     number: int
     run_id: str
-    owner: str  # six characters that identify the home that owns the run
+    owner: str  # six characters that identify the homing home that owns the run
     host: str  # host name of the owner's computer, for display
     mark: str  # mark of the instance that may write to the store; "" if there is none
     t: float
@@ -53,7 +53,7 @@ class Lease:
 class RunRecord:
     run_id: str
     run_name: str
-    owner: str  # six characters that identify the home that launched the run
+    owner: str  # six characters that identify the homing home that launched the run
     state: str
     spend_limit_usd: Optional[str]
     attempts: List[Attempt] = field(default_factory=list)
@@ -65,4 +65,4 @@ class RunRecord:
     reason: str = ""
     exit_code: Optional[int] = None
     ended_at: Optional[float] = None
-    host: str = ""  # host name of the home that wrote this record, for display
+    host: str = ""  # host name of the computer that wrote this record, for display

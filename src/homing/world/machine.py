@@ -65,7 +65,7 @@ class Machine:
     # --- clock ---
 
     def now(self) -> float:
-        """Return the Unix time in seconds, which may jump. Use it for records and for comparing machines."""
+        """Return the Unix time in seconds. This clock may jump; use it for records and for comparing machines."""
         return time.time()
 
     def boottime(self) -> float:
@@ -139,7 +139,7 @@ class Machine:
         except FileNotFoundError:
             return False
         except OSError:
-            return True  # also if locks are not supported, so that no live process is mistaken for a dead one
+            return True  # True even if locks are not supported, so that no live process is mistaken for a dead one
         return False
 
     # --- processes ---

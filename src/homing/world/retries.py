@@ -1,4 +1,4 @@
-"""How many times a call is tried, and how long to wait between two tries. Used wherever calls are retried."""
+"""Defines how many times a call is tried and how long to wait between tries. Used wherever calls are retried."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""World: a Machine plus what only home and the store need (private folders, databases, downloads)."""
+"""World: a Machine plus what only the user's computer and the store need (private folders, databases, downloads)."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class World(Machine):
     def create(self, path: PathLike, data: bytes) -> bool:
         """Create a file; return False if it already exists. The file is complete or absent, as with `write`."""
         try:
-            # Only link(2) both fails if the name exists and never exposes an unfinished file.
+            # Use link(2), because only it both fails if the name exists and never exposes an unfinished file.
             with whole(path, os.link, 0o600 if self._is_private(path) else 0o644) as file:
                 file.write(data)
         except FileExistsError:
