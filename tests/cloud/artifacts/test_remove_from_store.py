@@ -88,7 +88,9 @@ def test_nothing_is_removed_of_a_run_that_another_home_adopted(home: Home, refer
     keys, (spared,) = stored_keys(home, run)
     assert keys == []
     assert spared.startswith("moss-1 was adopted by desk at ")
-    refusal = f"moss-1 in {store.url} belongs to the home {reference.owner} on desk and was not removed"
+    refusal = (
+        f"moss-1 in {store.url} belongs to the homing home directory {reference.owner} on desk and was not removed"
+    )
     for key in ("runs/moss-1", f"runs/moss-1/{file_names.METRICS}", "models/moss"):
         with pytest.raises(NotOwner, match=refusal):
             plan_removal(store, key, home)
@@ -119,7 +121,7 @@ def test_inputs_are_not_removed_while_a_run_in_the_store_is_live(home: Home, ref
     reference.ledger.set_run("moss-1", state="done")
     write_record(reference, "moss-1", store)
     found = plan_removal(store, "objects", home)
-    assert found.warning == "Runs of other homes may need it to resume: moss-1."
+    assert found.warning == "Runs of other home directories may need it to resume: moss-1."
 
 
 def test_a_live_run_missing_from_the_ledger_is_recognised_by_its_record(home: Home, store: Store) -> None:

@@ -8,8 +8,8 @@ been read back.
 
 A fetch is atomic: if it fails, the previous content stays in place. An earlier, unmodified fetch of the same run is
 replaced. Anything else, including the only copy of a newer checkpoint, is replaced only with `force`. The instance need
-not be alive, because everything comes from the store. A damaged checkpoint raises IntegrityError. With `or_older`, the
-next older intact one is fetched instead, and the damaged ones are reported.
+not be running, because everything comes from the store. A damaged checkpoint raises IntegrityError. With `or_older`,
+the next older intact one is fetched instead, and the damaged ones are reported.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _load(store: Store, run_id: str, key: str) -> StoredCheckpoint:
             f"{key} lists files that do not belong to a checkpoint.", f"{strange[0]!r}", "Do not use this store."
         )
     if file_names.STATE not in {file.name for file in manifest.files}:
-        # The manifest of models/<name>/ has the same step and a hash too, but no run could resume from that folder.
+        # A manifest from models/<name>/ also has this step and a hash, but no run could resume from that folder.
         return StoredCheckpoint(
             run_id, unknown, text, f"its manifest lists no {file_names.STATE}: it belongs to a model"
         )
@@ -196,7 +196,7 @@ def fetch(
             is_new = _fetch_model(home, store, checkpoint, phases, model_dir, force, notify)
         except (IntegrityError, NotInStore) as exc:
             passed_over.append(f"{checkpoint.folder}: {str(exc).splitlines()[0]}")
-            notify(f"{checkpoint.folder} is damaged in the store.")
+            notify(f"The stored checkpoint {checkpoint.folder} is damaged.")
             continue
         run_dir = _fetch_documents(home, store, run)
         home.ledger.set_run(run.id, fetched_step=checkpoint.manifest.step)
@@ -204,7 +204,7 @@ def fetch(
     rest = candidates[len(passed_over) :]
     older = f"--or-older fetches the previous one ({rest[0].folder})." if rest else "There is no older one."
     raise IntegrityError(
-        what=f"The checkpoint of {run.id} is damaged in the store and was not fetched.",
+        what=f"{run.id}'s checkpoint in the store is damaged and was not fetched.",
         why="\n".join(passed_over),
         fix=f"homing fetch {run.name} --or-older   {older}",
     )
@@ -309,7 +309,7 @@ def _fetch_model(
         world.write(temporary / file_names.MANIFEST, checkpoint.text)
         if not force and _stamps(home, model_dir) != before:
             raise UsageError(
-                what=f"{model_dir} changed during the fetch; it was not overwritten.",
+                what=f"{model_dir} changed during the fetch, so it was not overwritten.",
                 why="A file in it was added, removed or modified.",
                 fix=f"Fetch it again: homing fetch {checkpoint.manifest.run_name}   or fetch it to another folder:"
                 " --to FOLDER",
@@ -336,7 +336,7 @@ def _check_replaceable(
     if not _may_replace(home, model_dir):
         raise UsageError(
             what=f"{model_dir} is not a model folder, so homing does not replace it, even with --force.",
-            why=f"It has neither {file_names.MANIFEST} nor {file_names.WEIGHTS}, and its contents would be deleted.",
+            why=f"It has neither {file_names.MANIFEST} nor {file_names.WEIGHTS}. Replacing it deletes its contents.",
             fix=f"Choose a folder that does not exist yet: {again} --to FOLDER",
         )
 
@@ -356,7 +356,7 @@ def _put_in_place(temporary: Path, model_dir: Path, world: World) -> None:
 
 
 def _foreign(home: Home, checkpoint: StoredCheckpoint, folder: Path) -> str:
-    """Return what the folder contains other than an unmodified earlier fetch of this run, or "" if there is nothing."""
+    """Describe what the folder contains besides an unmodified earlier fetch of this run, or return "" if nothing."""
     world, there = home.world, _is_inside(home, folder)
     if there is None:
         return "It contains a model that homing cannot identify." if not _is_empty(home, folder) else ""

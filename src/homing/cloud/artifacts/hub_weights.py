@@ -6,7 +6,7 @@
     url_of(item)      the URL that the instance fetches; respects this computer's HF_ENDPOINT
     check_hub(run)    requests a file without a token, as the instance will, before anything is rented
 
-Gated and private files go through the store, so that the token that can read them stays at home.
+Gated and private files go through the store, so that the token needed to read them stays on the user's computer.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def check_hub(run: Run, world: World) -> None:
     if "@" in urlsplit(url).netloc:
         raise UsageError(
             what="HF_ENDPOINT contains a password, which homing does not send to a rented instance.",
-            why=f"A rented instance fetches {item.source} from that address itself.",
+            why=f"A rented instance would fetch {item.source} directly from that address.",
             fix="Unset HF_ENDPOINT, or download the weights locally: " + fix,
         )
     try:
@@ -77,7 +77,7 @@ def check_hub(run: Run, world: World) -> None:
     if answer.status in _REFUSED:
         raise DataError(
             what=f"A rented instance cannot download {item.source} from the Hub.",
-            why=f"Without a token, the Hub answers {answer.status}: the file is gated, private or gone.",
+            why=f"Without a token, the Hub returns status {answer.status}: the file is gated, private or gone.",
             fix=f"Download it locally with a token that can read it: {fix}",
         )
     if answer.status >= 400:
@@ -105,7 +105,7 @@ def describe_hub_download(run: Run, world: World) -> str:
     folder = os.path.normpath(run.base.dir)
     own = [item.source for item in run.inputs if os.path.normpath(os.path.dirname(item.source)) == folder]
     here = [world.size(path) for path in own if world.exists(path)]
-    if not here:  # the run was launched from a different home, so its weights are already in the store
+    if not here:  # launched from another home directory, so the weights are already in the store
         return ""
     return (
         f"This computer sends {format_bytes(sum(here))} of {run.base.address} through the store:"

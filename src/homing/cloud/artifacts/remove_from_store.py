@@ -1,13 +1,14 @@
-"""Removes files from a store, but never a run's best or last checkpoint, a live run, or another home's data.
+"""Removes files from a store, but never a run's best or last checkpoint, a live run, or another home directory's data.
 
     plan_removal   a key or a folder -> what would be deleted, in order; raises if something must stay
     remove         deletes the keys, then checks each one: anything still there is an error
-    kept_by        returns how much a run keeps in its store, and what that costs after its instances are gone
+    kept_by        returns the size of what a run keeps in its store, and what keeping it costs
     remove_stored  permanently deletes everything that a run keeps in its store
 
-Several homes may share a store. A run belongs to the owner of its newest lease, or of its record. A model belongs to
-the run that its manifest names. Inputs below objects/ are shared, so they stay while any run in the store is live. A
-checkpoint's manifest is deleted first, so that an interrupted removal leaves no checkpoint that looks complete.
+Several home directories may share a store. A run belongs to the owner of its newest lease, or of its record. A model
+belongs to the run that its manifest names. Inputs below objects/ are shared, so they are kept while any run in the
+store is live. A checkpoint's manifest is deleted first, so that an interrupted removal leaves no checkpoint that looks
+complete.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from homing.wire.run_record import RunRecord
 
 __all__ = ["Removal", "in_order", "kept_by", "not_there", "plan_removal", "remove", "remove_stored", "stored_keys"]
 
-_AT_ONCE = 100  # maximum number of keys per delete call, each of which makes one commit on the Hub
+_AT_ONCE = 100  # maximum number of keys per delete call; on the Hub, each call is one commit
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def remove(store: Store, removal: Removal) -> None:
     if left:
         raise StoreError(
             what=f"{len(left)} of {len(removal.keys)} files are still in the store after the removal.",
-            why=f"The first is {left[0]}.",
+            why=f"The first of them is {left[0]}.",
             fix="Run the same command again.",
         )
 
@@ -156,15 +157,15 @@ def _check_run(store: Store, parts: list[str], home: Home) -> None:
 
 
 def _check_owner(store: Store, run_id: str, home: Home) -> None:
-    """Raise unless this home owns the run and the run has ended. A run that no home claims can be removed."""
+    """Raise unless this home directory owns the run and the run has ended. A run without an owner can be removed."""
     lease, record = newest(store, run_id), read_document(store, run_key(run_id, file_names.RECORD), RunRecord)
     owner = lease.owner if lease is not None else record.owner if record is not None else home.owner
     if owner != home.owner:
         host = (lease.host if lease is not None else record.host if record is not None else "") or "another computer"
         raise NotOwner(
-            what=f"{run_id} in {store.url} belongs to the home {owner} on {host} and was not removed.",
-            why=f"This home is {home.owner}. The run may be live there, and this may be its only copy.",
-            fix=f"Remove it there, or take it over first: homing adopt {shlex.quote(store.url)} {run_id}",
+            what=f"{run_id} in {store.url} belongs to the homing home directory {owner} on {host} and was not removed.",
+            why=f"Yours is {home.owner}. The run may still be live, and this may be its only copy.",
+            fix=f"Remove it on that computer, or adopt it: homing adopt {shlex.quote(store.url)} {run_id}",
         )
     run = home.ledger.run(run_id)
     state = run.state if run is not None else record.state if record is not None else ""
@@ -190,9 +191,9 @@ def _check_model(store: Store, parts: list[str], home: Home) -> None:
 
 
 def _check_no_run_lives(store: Store, home: Home) -> str:
-    """Raise if any run in the store is live; return a warning about ended runs of other homes.
+    """Raise if any run in the store is live; return a warning about ended runs of other home directories.
 
-    Those runs may be resumed, and their home may no longer have the training text.
+    Their owners may resume those runs, and may no longer have the training text.
     """
     records = stored_runs(store)
     # for an adopted run, the record in the store is newer than the local ledger
@@ -201,12 +202,12 @@ def _check_no_run_lives(store: Store, home: Home) -> str:
     live = [run_id for run_id, state in states.items() if state in LIVE_STATES]
     if live:
         raise UsageError(
-            what="Inputs cannot be removed while a run is live, because it may still need them.",
+            what="Inputs cannot be removed while a run is live, because the run may still need them.",
             why=f"Live runs: {', '.join(live)}.",
-            fix=f"List your runs: homing runs   and those of other homes: homing adopt {shlex.quote(store.url)}",
+            fix=f"List runs: homing runs   and those of other home directories: homing adopt {shlex.quote(store.url)}",
         )
     other_homes = [record.run_id for record in records if record.owner != home.owner]
-    return f"Runs of other homes may need it to resume: {', '.join(other_homes)}." if other_homes else ""
+    return f"Runs of other home directories may need it to resume: {', '.join(other_homes)}." if other_homes else ""
 
 
 # --- a whole run in its store ---
