@@ -1,4 +1,4 @@
-"""The action log: what homing did with a run automatically, as one small file per action that is created only once.
+"""The action log: records what homing did to a run automatically, in one small file per action, created only once.
 
     $HOMING_HOME/runs/<run id>/actions/<key>.json
 

@@ -1,10 +1,10 @@
-"""Sends control requests from home to an instance through one file in the store that concurrent commands may write.
+"""Sends control requests from this computer to an instance through one file that several commands may write at once.
 
-    stop | limit | age of the instance  ->  the next numbered file at home  ->  request.json in the store
+    stop | limit | age of the instance  ->  the next numbered local file  ->  request.json in the store
 
 Each numbered file is created once, by create-if-absent, and contains everything requested so far, so that neither of
 two simultaneous requests is lost. After pushing its request, the writer checks for a file with a higher number and
-pushes that one too. Only the home that owns the run sends requests, so its own disk can coordinate them.
+pushes that one too. Only the home directory that owns the run sends requests, so files on its disk can coordinate them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from homing.world import NetworkError
 
 __all__ = ["ask", "deliver", "last_asked", "send_age"]
 
-_FOLDER = "wishes"  # subfolder of the run's folder at home that contains the numbered requests
-_ON_ITS_WAY_S = 2.0  # how long a heartbeat may take to reach home after the agent has written it
+_FOLDER = "wishes"  # subfolder of the run's local folder that contains the numbered requests
+_ON_ITS_WAY_S = 2.0  # how long a heartbeat may take to reach this computer after the agent has written it
 
 
 def ask(home: Home, run_id: str, store: Store, **wanted: Any) -> Request:
@@ -38,7 +38,7 @@ def ask(home: Home, run_id: str, store: Store, **wanted: Any) -> Request:
     except OSError as exc:
         if isinstance(exc, NetworkError):
             raise
-    # The disk at home is full or read-only, so use only the store. Simultaneous requests may then overwrite each other.
+    # The local disk is full or read-only, so use only the store. Simultaneous requests may then overwrite each other.
     last = last_asked(home, run_id, store) or Request(serial=0)
     request = dataclasses.replace(last, serial=last.serial + 1, t=home.world.now(), **wanted)
     store.put_bytes(run_key(run_id, file_names.REQUEST), codec.dumps(request).encode())
@@ -50,7 +50,7 @@ def _ask_in_turn(home: Home, run_id: str, store: Store, wanted: dict[str, Any]) 
     folder = home.run_dir(run_id) / _FOLDER
     home.world.mkdir(folder)
     while True:  # if several callers race for a number, one of them gets it and the others try the next one
-        # List the numbers before reading the last request: in the opposite order, the changes of a request created in
+        # List the numbers before reading the last request: in the opposite order, changes from a request created in
         # between would be lost.
         numbers = _numbers(home, folder)
         last = last_asked(home, run_id, store) or Request(serial=0)
@@ -77,7 +77,7 @@ def deliver(home: Home, run_id: str) -> None:
 
 
 def last_asked(home: Home, run_id: str, store: Store) -> Request | None:
-    """Return the last request from this home or from the run's previous owner, or None if there is none."""
+    """Return the last request from this home directory or the run's previous owner, or None if there is none."""
     here = _newest(home, home.run_dir(run_id) / _FOLDER)
     there = read_document(store, run_key(run_id, file_names.REQUEST), Request)
     if here is None or (there is not None and there.serial >= here.serial):
@@ -88,9 +88,9 @@ def last_asked(home: Home, run_id: str, store: Store) -> Request | None:
 def send_age(home: Home, store: Store, boot: Boot, beat: Heartbeat, began: float) -> bool:
     """Tell the agent how long its instance has been billing if its own count is too low. Return True if it was too low.
 
-    The agent counts by its own clock, from the start time in boot.json. If that clock is behind the clock at home, the
-    agent's count is too low, and it would enforce the limit too late. Home measures the time with a clock that cannot
-    be set. `began` is the boot-clock time of the create call.
+    The agent counts by its own clock, from the start time in boot.json. If that clock is behind this computer's clock,
+    the agent's count is too low, and it would enforce the limit too late. This computer measures the time with its boot
+    clock, which cannot be set. `began` is the boot-clock time of the create call.
     """
     world, rate = home.world, Decimal(boot.rate_usd_per_hour)
     if rate <= 0:

@@ -112,7 +112,7 @@ def read_document(store: Store, key: str, cls: type[T]) -> T | None:
         raise IntegrityError(
             what=f"Cannot read {key} in {store.url}.",
             why=str(exc),
-            fix="The file is rewritten regularly; if the error persists, delete it from the store.",
+            fix="Try again later: the file is rewritten regularly. If the error persists, delete it from the store.",
         ) from exc
 
 
@@ -154,7 +154,7 @@ class Tail:
         return fresh.decode("utf-8", "replace")
 
     def documents(self, cls: type[T]) -> list[T]:
-        """Return the new lines parsed as `cls`. Skip unreadable lines, which a crash of their writer cut off."""
+        """Return the new lines parsed as `cls`. Skip unreadable lines, which were cut off when their writer crashed."""
         found = []
         for text in self._fresh().split("\n")[:-1]:  # splitlines() would also split at other line separators
             try:
@@ -185,7 +185,7 @@ def quiet_s(home: Home, run_id: str, beat: Heartbeat) -> float | None:
 
 
 def age_s(home: Home, run_id: str, beat: Heartbeat) -> float:
-    """Return a heartbeat's age for display: from its own timestamp, or from when a guard of this home first saw it."""
+    """Return a heartbeat's age for display, based on its own timestamp or on when a local guard first saw it."""
     now, note = home.world.now(), _read(home, run_id)
     said_s = max(0.0, now - beat.t)
     heartbeat_age_s = elapsed_s(home, note["seen"]) if note is not None else 0.0
@@ -196,7 +196,7 @@ def age_s(home: Home, run_id: str, beat: Heartbeat) -> float:
 
 
 def last_word(home: Home, run_id: str, mark: str) -> tuple[str, float]:
-    """Return the last recorded state and its age in seconds, for when the store cannot be read, or ("", 0.0)."""
+    """Return the last recorded state and its age in seconds, or ("", 0.0). Used if the store cannot be read."""
     note = _read(home, run_id)
     if note is None or note["word"][0] != mark:
         return "", 0.0

@@ -1,9 +1,9 @@
-"""Tells whether a guard is on duty at home, and lets a launch start one in the background.
+"""Tells whether a local guard is on duty, and lets a launch start one in the background.
 
-    sign_in     records a guard's pass, and the providers that answered, in guard.json in the home
+    sign_in     records a guard's pass, and the providers that responded, in $HOMING_HOME/guard.json
     is_on_duty  tells whether a guard signed in recently and will make further passes
     start       starts `homing guard` as a process that outlives the launch, and waits for its first pass
-    is_needed   tells whether any resource of this home bills or may bill
+    is_needed   tells whether any resource of this home directory bills or may bill
 
 A guard in the background works like one in a terminal: it counts as armed only while it keeps making passes and
 reaching the provider. When there has been nothing to guard for a while, the guard signs out and exits.
@@ -37,9 +37,9 @@ __all__ = [
     "words",
 ]
 
-LOG = "guard.log"  # file name of the guard's log in the home
-_FILE = "guard.json"  # a file in the home that says when a guard last made a pass, and which providers answered
-IDLE_S = 900.0  # the guard exits after this long with nothing to guard; longer than a launch takes to write its intent
+LOG = "guard.log"  # name of the guard's log file in $HOMING_HOME
+_FILE = "guard.json"  # says when a guard last made a pass, and which providers responded
+IDLE_S = 900.0  # a guard with nothing to guard exits after this long, by which time a launch has written its intent
 _FIRST_ROUND_S = 90.0
 
 
@@ -57,7 +57,7 @@ def start(home: Home, provider: str) -> int:
         raise UsageError(
             what=f"The background guard did not reach {provider} within {format_duration(_FIRST_ROUND_S)}.",
             why=f"See its log: {home.path / LOG}",
-            fix="Find out why: homing guard   or launch with a single guard: --one-guard",
+            fix="See the error: homing guard   or launch with a single guard: --one-guard",
         )
     return pid
 
@@ -67,7 +67,7 @@ def is_needed(home: Home) -> bool:
 
 
 def words(home: Home) -> str:
-    """Describe the guard on duty at home for `homing runs`, or return "" if there is none."""
+    """Describe the local guard on duty for `homing runs`, or return "" if there is none."""
     found = guard_on_duty(home)
     if found is None:
         return ""
@@ -75,11 +75,11 @@ def words(home: Home) -> str:
     where = f"process {found.pid} on {found.host}" if found.pid else found.host
     reaches = f", reaches {', '.join(found.reaches)}" if found.reaches else ""
     end = f" It exits when nothing is billing. Stop it now: kill {found.pid}" if found.is_background else ""
-    return f"Local guard: {kind}, {where}, last round {format_duration(found.age_s)} ago{reaches}.{end}"
+    return f"Local guard: {kind}, {where}, last check {format_duration(found.age_s)} ago{reaches}.{end}"
 
 
 def is_on_duty(home: Home, provider: str | None = None) -> bool:
-    """Return True if a guard of this home made a pass recently, given its interval, and will make more.
+    """Return True if a local guard made a pass recently, given its interval, and will make more.
 
     With `provider`, the guard must also have listed that provider's instances, because it could not destroy them
     without an API key.
@@ -90,7 +90,7 @@ def is_on_duty(home: Home, provider: str | None = None) -> bool:
 
 
 def out_of_reach(home: Home, provider: str) -> str:
-    """Return a sentence that says why no guard at home protects instances of this provider, or "" if one does."""
+    """Return a sentence that says why no local guard protects instances of this provider, or "" if one does."""
     if is_on_duty(home, provider):
         return ""
     if is_on_duty(home):
@@ -100,7 +100,7 @@ def out_of_reach(home: Home, provider: str) -> str:
 
 @dataclass(frozen=True)
 class OnDuty:
-    """The guard of this home that made the most recent pass."""
+    """The local guard that made the most recent pass."""
 
     host: str
     pid: int  # 0 if unknown
@@ -123,7 +123,7 @@ def guard_on_duty(home: Home) -> OnDuty | None:
 def sign_out(home: Home) -> None:
     """Record that this guard is exiting and no longer counts as on duty.
 
-    Any other guard of this home signs in again on its next pass.
+    Any other local guard signs in again on its next pass.
     """
     note = _read_note(home)
     there = {name: {**each, "comes_again": False} for name, each in note.get("reached", {}).items()}
@@ -137,8 +137,8 @@ def sign_in(
 ) -> None:
     """Record a pass. A single pass, run manually or by cron, counts only if it follows another one closely enough.
 
-    `reached` names the providers that answered the list call of this pass. Providers that other guards of this home
-    reached, perhaps with different keys, are kept until their entries are too old.
+    `reached` names the providers that responded to this pass's list call. Providers that other local guards reached,
+    perhaps with different keys, are kept until their entries are too old.
     """
     before = _read_note(home)
     now = {"t": home.world.now(), "every_s": every_s}

@@ -6,8 +6,8 @@
 
 Each Metric is a line as written. Nothing is averaged. A file of a million lines is read once, in one pass, and never
 held in memory in full if the store supports partial reads. In a file larger than _EXAMINED bytes, only an evenly
-spread sample is searched for the smallest and largest loss, because parsing every number would take longer than anyone
-waits for a page.
+spread sample is searched for the smallest and largest loss, because parsing every number would take longer than a user
+would wait for the page to load.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SSH access to rented machines: keys generated at home, and the command that logs in with them.
+"""SSH access to rented machines: keys generated on this computer, and the command that logs in with them.
 
     $HOMING_HOME/keys/login/         key  key.pub     our login key for all machines; only the public half is sent
     $HOMING_HOME/keys/hosts/MARK/    key  key.pub     one instance's host key, pinned from the start; both are sent
@@ -38,7 +38,7 @@ __all__ = [
 _KEYS = "keys"
 _PRIVATE, _PUBLIC = "key", "key.pub"
 _MAKE_S = 30.0
-KNOWN_HOSTS = "known_hosts"  # a file in the run's folder at home with the host key line of its instance
+KNOWN_HOSTS = "known_hosts"  # file in the run's local folder with the host key line of its instance
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def host_key(home: Path, mark: str, world: World) -> HostKey:
 
 
 def find_host_key(home: Path, mark: str, world: World) -> HostKey | None:
-    """Return the host key, or None if this home did not launch the instance and so cannot verify it."""
+    """Return the host key, or None if the instance was launched from elsewhere and cannot be verified."""
     return host_key(home, mark, world) if world.exists(home / _KEYS / "hosts" / mark) else None
 
 
