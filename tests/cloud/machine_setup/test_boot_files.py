@@ -207,7 +207,7 @@ def test_inputs_already_in_the_store_are_not_pushed_again(run: Run, data_dir: Pa
 
 def test_a_shard_that_differs_from_its_manifest_is_not_pushed(run: Run, data_dir: Path, store: FileStore) -> None:
     (data_dir / "train-00000.bin").write_bytes(b"flipped")
-    with pytest.raises(IntegrityError, match="not the file that its manifest describes"):
+    with pytest.raises(IntegrityError, match="does not match its manifest"):
         prepare_inputs(run, data_dir, store, World())
 
 

@@ -1,4 +1,4 @@
-"""Builds what an instance needs to start: the agent's zip, the inputs in the store by hash, and boot.json.
+"""Builds what an instance needs to start: the agent's zip, the inputs (stored by hash), and boot.json.
 
     build_agent_zip    agent + wire + world -> one file that a bare Python 3.8 can run; reproducible bytes
     prepare_inputs     tokenizer, shards, run.json, run.yaml -> objects/<sha256>; skips what is already there, and
@@ -33,7 +33,7 @@ __all__ = ["AGENT_ZIP", "agent_argv", "build_agent_zip", "make_boot", "prepare_i
 
 AGENT_ZIP = "agent.zip"
 RUN_DIR = "run"
-_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same source gives the same bytes; the earliest date of a zip
+_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same source gives the same bytes; no zip can have an older date
 # Exactly the files that the agent imports. The agent must stay small enough to read in one sitting; a test counts the
 # lines.
 _ZIP_WIRE = ("boot_json_agent", "codec", "control_files", "event_lines", "guard_timing", "instance_file_names")
@@ -122,7 +122,7 @@ def make_boot(
 
 
 def agent_argv(python: str, work_dir: PathLike) -> list[str]:
-    """Return the instance's first command, which the dead-man also uses to restart a dead agent."""
+    """Return the instance's first command, which the dead-man process also uses to restart an agent that has died."""
     return [
         python,
         "-I",
@@ -143,8 +143,8 @@ def sync_argv(python: str, work_dir: PathLike) -> list[str]:
 def _agent_files(world: World) -> Iterator[tuple[str, bytes]]:
     """Yield the name and content of each file in the zip, sorted, so that folder order does not affect the hash."""
     package = os.path.dirname(os.path.abspath(homing.__file__))
-    # homing/__init__.py is the public API at home and may import what an instance lacks, so the zip gets a stub. wire
-    # and world get stubs too, because their docstrings describe modules that stay at home.
+    # homing/__init__.py is the public API and may import what an instance lacks, so the zip gets a stub. wire and world
+    # get stubs too, because their docstrings describe modules that are not in the zip.
     yield "__main__.py", _ZIP_MAIN.encode()
     yield "homing/__init__.py", f'__version__ = "{homing.__version__}"\n'.encode()
     yield "homing/instance/__init__.py", b""
@@ -161,7 +161,7 @@ def _agent_files(world: World) -> Iterator[tuple[str, bytes]]:
 def _data_files(data_dir: str, run: Run, store: Store, world: World, words: Words) -> list[RunInput]:
     """Return the files of the instance's data folder: prepared text, tokenizer and the run's other inputs.
 
-    A file that is not at home may be in the store under its hash, like the shards of an adopted run.
+    A file that is not on this computer may be in the store under its hash, like the shards of an adopted run.
     """
     own = _own_files(data_dir, run, world, words)
     files = [RunInput(name, os.path.join(data_dir, name), sha256) for name, sha256 in own]
@@ -196,7 +196,7 @@ def _own_files(data_dir: str, run: Run, world: World, words: Words) -> Iterator[
     digest = hashlib.sha256(text).hexdigest()
     if run.data.manifest_sha256 and digest != run.data.manifest_sha256:
         raise DataError(
-            what=f"The data of {run.name} changed after the run was planned.",
+            what=f"{run.name}'s data changed after the run was planned.",
             why=f"{manifest_path} has sha256 {digest}, but the run was planned with {run.data.manifest_sha256}.",
             fix=f"Plan again: {words.to('plan')}",
         )
@@ -233,7 +233,7 @@ def _check_hash(source: str, sha256: str, world: World) -> None:
     digest = world.sha256(source)
     if digest != sha256:
         raise IntegrityError(
-            what=f"{source} is not the file that its manifest describes.",
+            what=f"{source} does not match its manifest.",
             why=f"Its sha256 is {digest}, but the manifest says {sha256}.",
             fix="Delete it and prepare again: homing prep RUN",
         )
@@ -252,4 +252,4 @@ def _is_stored(sha256: str, store: Store) -> bool:
     try:
         return store.exists(f"{file_names.STORE_OBJECTS}/{sha256}")
     except StoreError:
-        return False  # the store cannot be queried, so a file that is not at home counts as missing
+        return False  # the store cannot be queried, so a file that is not on this computer counts as missing

@@ -48,7 +48,7 @@ TORCH_CUDA = "13.0"
 # for 2.11.0, 2.12.1 and 2.13.0. Update this together with the range.
 OLDER_CUDA = ("12.9", "12.6")
 TORCH_INDEX = "https://download.pytorch.org/whl"
-_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same tree gives the same bytes; the earliest date of a zip
+_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same tree gives the same bytes; no zip can have an earlier date
 _INFO = f"homing-{homing.__version__}.dist-info"
 _STORE_EXTRAS = {"s3": "aws", "hf": "hub", "modal": "modal"}
 _GIT_S = 20.0
@@ -86,7 +86,7 @@ DATA_FILES = frozenset(
 
 @dataclass(frozen=True)
 class Lock:
-    """Lines of a requirements file: name==version, with a --hash=sha256:... for each of its files in the index."""
+    """Requirements file lines: name==version, with a --hash=sha256:... for each of the package's files in the index."""
 
     lines: tuple[str, ...]  # all packages except torch and those that only torch needs
     torch: tuple[str, ...]  # PyPI's build of torch for TORCH_CUDA, with all its dependencies
@@ -142,7 +142,7 @@ def check_committed(world: World) -> None:
     commit, changed = tree_state(world)
     if changed:
         raise UsageError(
-            what=f"The source tree of homing has {len(changed)} uncommitted changes.",
+            what=f"homing's source tree has {len(changed)} uncommitted changes.",
             why=f"--committed-only is set, and these files differ from {commit[:12]}: {', '.join(changed[:5])}",
             fix="Commit them, or drop --committed-only to send them too.",
         )

@@ -74,11 +74,11 @@ watch_timer() {
   say "the timer had died and was restarted"
 }
 
-# Waits: home reads the log and destroys the machine, or else the timer ends billing.
+# Waits until homing reads the log and destroys the machine, or the timer ends billing.
 stuck() { say "cannot go on: $*"; while :; do watch_timer; sleep "$LOOK_S"; done; }
 
 # PREPARE
-# 3. Set up SSH: allow our login key, and present the host key that home has pinned.
+# 3. Set up SSH: allow our login key, and present the host key that homing has pinned.
 own_sshd() {
   if ! command -v sshd >/dev/null; then
     say "the image has no sshd; installing it"
@@ -126,11 +126,11 @@ system_sshd() {
 
 if [ "$KIND" = container ]; then own_sshd; else system_sshd; fi
 
-# 4. Get the files to run: home delivers them, or this machine fetches them.
+# 4. Get the files to run: homing delivers them, or this machine fetches them.
 get() { curl -fsSL --retry 3 --max-time 600 -o "$2" "$1" || python3 -I -c 'import sys, urllib.request as u
 u.urlretrieve(*sys.argv[1:])' "$1" "$2"; }
 
-# Home sent the hashes in this script. No file from a store is used before its hash is checked.
+# The hashes are in this script. No file from a store is used before its hash is checked.
 sha256_of() { sha256sum "$1" || python3 -I -c 'import hashlib, sys
 print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())' "$1"; } 2>/dev/null
 

@@ -12,8 +12,8 @@ The hand-over delivers what the create call could not: files and secrets, over S
 
     wait for SSH -> remote python3, with `receive` and the request on stdin -> done, or "not yet": retry -> deadline
 
-Nothing is sent before the machine has presented the host key that home gave it. While the machine boots, it may present
-a different key or refuse ours. That counts as "not yet", and the error at the deadline reports it.
+Nothing is sent before the machine has presented the host key that was generated for it. While the machine boots, it may
+present a different key or refuse ours. That counts as "not yet", and the error at the deadline reports it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _START = (
 
 @dataclass(frozen=True)
 class Fetch:
-    """A file that the machine downloads itself, because home cannot log in to deliver it.
+    """A file that the machine downloads itself, because this computer cannot log in to deliver it.
 
     The URL may point to a store that others can write to, so the create call carries the hash of the file.
     """
@@ -184,7 +184,7 @@ def _why_not(done: Completed, request: Request) -> str:
         raise UsageError(what="The OpenSSH client `ssh` is not installed.", why=last, fix="Install openssh-client")
     if done.code == 127:
         raise CreateFailed(
-            what=f"{request.mark} lacks a program that homing needs to start.",
+            what=f"A program that homing needs at startup is missing on {request.mark}.",
             why=last,
             fix="Use an image with bash, python3, and sudo for the login user, or build one: homing image build",
         )
