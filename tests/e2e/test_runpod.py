@@ -132,7 +132,7 @@ def test_a_pod_that_may_not_end_itself_is_refused_and_destroyed_from_home(
     home: Home, runpod: RunpodServer, store: str, tmp_path: Path
 ) -> None:
     runpod.double.may_pods_end = False
-    with pytest.raises(CreateFailed, match="cannot end itself") as caught:
+    with pytest.raises(CreateFailed, match="cannot terminate itself") as caught:
         launch(stand_in(home, store, tmp_path, "runpod", steps=ENDLESS), home)
     assert "403" in caught.value.why
     assert runpod.double.live() == {}

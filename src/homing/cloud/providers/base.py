@@ -1,7 +1,7 @@
 """The provider interface for renting a machine: offers -> plan -> create -> describe -> destroy.
 
     Needs    what a run requires of a machine      Offer     a machine that can be started now, and its hourly rate
-    Place    folders and Python on the instance    Order     what to start on the instance, under which mark
+    Place    folders and Python on the instance    Order     what to start on the instance, and its mark (name)
     Request  the create call as data, which --dry-run prints
     Instance one of our machines, with its state as the provider reports it, converted to our terms
 
@@ -88,12 +88,12 @@ class Offer:
     disk_bytes: int = 0  # disk space available to a run; 0 if the provider supplies as much as requested
     region: str = ""
     boot_s: float = 60.0  # typical time from create to the agent's first heartbeat
-    cloud: str = ""  # the underlying cloud, if the provider resells machines of others
+    cloud: str = ""  # the underlying cloud, if the provider resells other clouds' machines
     instance_type: str = ""  # the provider's name for the machine type, if `name` contains more than that
     nvlink: bool | None = None  # whether the machine's GPUs are connected by NVLink; None if unknown
     is_spot: bool = False  # a spot machine is cheaper, but may be preempted
     interruptions_per_hour: float = 0.0  # estimated preemption rate
-    stock: str = ""  # availability in the provider's own words, such as high or low
+    stock: str = ""  # availability in the provider's own terms, such as high or low
     as_of: float | None = None  # when the rate was valid; None if it was just fetched from the provider
     rate_source: str = ""  # where the rate comes from; "" if from the provider itself
     lifetime_s: float = 0.0  # the provider ends the machine this long after its start, whatever the limits; 0 for never
@@ -110,7 +110,7 @@ class InputFile:
 
 @dataclass(frozen=True)
 class Place:
-    """Folders and Python interpreters of an instance, and how the instance ends its own billing.
+    """Folders and Python interpreters on an instance, and how the instance ends its own billing.
 
     These are fixed before boot and passed to the agent as data.
     """
@@ -125,7 +125,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Order:
-    """What to start on the instance, and under which mark."""
+    """What to start on the instance, and the mark (name) to give it."""
 
     mark: str
     run_name: str
@@ -134,7 +134,7 @@ class Order:
     # Secrets are passed in the agent's environment and never written to disk.
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
     start_within_s: float = math.inf  # how long hand_over may wait and still leave time to train
-    start_by: float = math.inf  # the same deadline by home's boot clock, which keeps running while a laptop sleeps
+    start_by: float = math.inf  # the same deadline by the local boot clock, which keeps running while a laptop sleeps
     typed: str = ""  # the run as typed on the command line; like is_resume, used only for commands in error messages
     is_resume: bool = False
 
@@ -229,12 +229,12 @@ class Connection:
 
 class Provider(Protocol):
     name: str
-    page: str  # the provider's list of instances, printed when something goes wrong
+    page: str  # web page that lists the instances; printed when something goes wrong
     cannot: Mapping[Feature, str]  # missing feature -> the sentence shown to a user who asks for it
     guard: str  # one sentence about the provider's own spend guard; "" if it has none
     settle_s: float  # how stale the instance list may be; an instance missing from several lists over this time is gone
 
-    # Returns a stable name for the key's account, which is not secret, and caches it. Raises rather than guesses.
+    # Returns a stable, non-secret name for the key's account, and caches it. Raises an error instead of guessing.
     def account(self) -> str: ...
 
     def offers(self, needs: Needs) -> list[Offer]: ...
@@ -291,7 +291,7 @@ class Cautioning(Protocol):
 
 @runtime_checkable
 class Delivering(Protocol):
-    """A provider whose instances cache the store, and must reload it after home has written to the store."""
+    """A provider whose instances cache the store, and must reload it after this computer has written to it."""
 
     def deliver(self, instance_id: str) -> None: ...  # has a deadline; does nothing if the instance is gone
 
@@ -317,7 +317,7 @@ class Doubling(Protocol):
 
 @runtime_checkable
 class ManyNamed(Protocol):
-    """A provider that cannot always identify the account of an API key, and then names the account after the key."""
+    """A provider that cannot always identify an API key's account, in which case it names the account after the key."""
 
     # Returns all account names that ledger rows may contain for this key, starting with the name from account().
     def account_names(self) -> tuple[str, ...]: ...
@@ -366,7 +366,7 @@ def key_account(provider: str, key: str) -> str:
 
 
 def names_of(provider: Provider) -> tuple[str, ...]:
-    """Return all names of the current key's account, starting with account(); raise if the account is unknown."""
+    """Return all names of the current key's account, starting with account(). Raise an error if it is unknown."""
     return provider.account_names() if isinstance(provider, ManyNamed) else (provider.account(),)
 
 

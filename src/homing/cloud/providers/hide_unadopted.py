@@ -1,7 +1,7 @@
-"""A provider wrapper that gives access to another home's resources, but only to those that this home has adopted.
+"""A provider wrapper that limits access to other home directories' resources to those adopted by this one.
 
 An adoption covers individual instances and the volumes that their runs keep or name, not everything that the other home
-owns. All other resources stay hidden and cannot be destroyed, even if requested by id.
+directory owns. All other resources stay hidden and cannot be destroyed, even if requested by id.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class AdoptedOnly:
 
 def _not_adopted(thing: str, mark: str) -> ProviderRefused:
     return ProviderRefused(
-        what=f"{thing} was not adopted by this home.",
-        why=f"Its mark is {mark}." if mark else "It has no mark.",
-        fix="List the resources that this home may change: homing runs",
+        what=f"{thing} was not adopted by this homing home directory.",
+        why=f"Its mark (its name in homing) is {mark}." if mark else "It has no mark.",
+        fix="List the resources that you can change: homing runs",
     )

@@ -62,8 +62,7 @@ class Once:
         if made is None:
             raise CreateFailed(
                 what=f"{self.name} did not start {request.offer.name}: the create call got no clear answer.",
-                why=f"After each try, homing listed the instances {LOOKS} times and found none with the mark"
-                f" {request.mark}.",
+                why=f"After each try, homing listed the instances {LOOKS} times and found none named {request.mark}.",
                 fix=f"Try again: {request.order.words.to('launch')}",
             )
         if num_unsure:
@@ -92,7 +91,7 @@ class Once:
 def look_for(
     mark: str, find: Callable[[], list[dict[str, Any]]], name: str, why: Exception | None, settle_s: float, world: World
 ) -> dict[str, Any] | None:
-    """Return the oldest instance with a mark, or None. Look again for as long as the provider's list may be stale.
+    """Return the oldest instance with this mark, or None. Look again for as long as the provider's list may be stale.
 
     `name` is the provider, and `why` is the unclear outcome of the create call.
     """
@@ -101,10 +100,10 @@ def look_for(
             world.sleep(settle_s / (LOOKS - 1))
         try:
             found = find()
-        except ProviderRefused as exc:  # even a 4xx, because it refuses the list call, not the create call
+        except ProviderRefused as exc:  # even a 4xx, because it answers the list call, not the create call
             raise CreateFailed(
                 what=f"{name} may have started {mark}.",
-                why=f"{why}. Listing the instances then failed, too: {exc.why}",
+                why=f"{why}. Listing the instances failed too: {exc.why}",
                 fix="Check again once the provider responds: homing runs",
             ) from exc
         if found:

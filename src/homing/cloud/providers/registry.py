@@ -66,7 +66,7 @@ def _has_account(name: str, home: Path, world: World) -> bool:
 
 
 def open_provider(name: str, *, home: Path, owner: str, world: World) -> Provider:
-    """Return the provider's adapter, which sees and touches only resources of `owner`."""
+    """Return the provider's adapter, which can see and change only the resources of `owner`."""
     if name not in PROVIDERS:
         near = difflib.get_close_matches(name, PROVIDERS, n=1)
         raise UsageError(

@@ -1,7 +1,7 @@
 """Client for a provider's REST API: JSON, timeouts, safe retries, and the mapping of its errors to ours.
 
     GET, DELETE, PUT   retried with backoff if there is no response, or after 408, 429 and 5xx; respects Retry-After.
-                       A POST that the adapter declares idempotent is treated in the same way
+                       A POST that the adapter declares idempotent is treated the same way
     POST               retried only after 429, which means that nothing was done; raises Unsure if it may have taken
                        effect, so that the adapter checks before it retries
 
@@ -52,7 +52,7 @@ class Unwelcome(ProviderRefused):
 def legible(ask: Callable[P, T]) -> Callable[P, T]:
     """Decorate a method that parses a provider's response, so that a missing or unexpected field raises ProviderSilent.
 
-    Otherwise, such a response could crash the guard at home or interrupt a destroy.
+    Otherwise, such a response could crash the local guard or interrupt `homing destroy`.
     """
 
     @functools.wraps(ask)
@@ -79,7 +79,7 @@ class Reply:
 
 @dataclass
 class Api:
-    """Client for one provider's API, with its key. `fix` tells the user what to do if the key is refused."""
+    """Client for one provider's API, with its key. `fix` tells the user what to do if the key is rejected."""
 
     name: str
     url: str
@@ -98,7 +98,7 @@ class Api:
         found = self.get(path).get(key)
         if not isinstance(found, list):
             raise ProviderSilent(
-                what=f"The response of {self.name} to GET {path} has no {key!r} field.",
+                what=f"{self.name}'s response to GET {path} has no {key!r} field.",
                 doubt="The list of instances is unknown; instances may still be billing.",
                 fix="Check again in a minute: homing runs",
             )

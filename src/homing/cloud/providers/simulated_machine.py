@@ -63,7 +63,7 @@ class ProcessTree:
             return num_quiet == 2
 
         stubborn = ProviderRefused(
-            what=f"Processes of {self.value} did not exit.",
+            what=f"Some processes of {self.value} did not exit.",
             why=f"They are still running after {_DEADLINE_S:g} s, despite SIGTERM and SIGKILL.",
             fix="List the processes: ps axe | grep " + self.value,
         )

@@ -827,7 +827,7 @@ def test_what_is_not_ours_is_neither_listed_nor_destroyed(tmp_path: Path) -> Non
     rig.create()
     stranger = open_aws(rig.home, rig.world, "zzz999")
     assert stranger.list_resources() == []
-    with pytest.raises(ProviderRefused, match="does not belong to this home"):
+    with pytest.raises(ProviderRefused, match="does not belong to this homing home directory"):
         stranger.destroy_resource(rig.provider.list_resources()[0])
 
 

@@ -54,9 +54,9 @@ class TestFake(ProviderContract):
         found = provider.list_resources()
         assert [(each.kind, each.mark) for each in found] == [("volume", mark), ("key", mark)]
         assert found[0].rate_usd_per_hour == Decimal("0.01")
-        with pytest.raises(ProviderRefused, match="does not belong to this home"):
+        with pytest.raises(ProviderRefused, match="does not belong to this homing home directory"):
             stranger.destroy_resource(found[0])
-        with pytest.raises(ProviderRefused, match="does not belong to this home"):
+        with pytest.raises(ProviderRefused, match="does not belong to this homing home directory"):
             provider.destroy_resource(Resource("volume", "v-000002", "of-another-owner", "fake"))
         for each in found:
             provider.destroy_resource(each)

@@ -531,7 +531,7 @@ def test_a_pod_that_may_not_end_itself_is_refused_or_reported(tmp_path: Path, ca
         rig.world.may_end = said
         request = rig.request
         made = rig.provider.create(request)
-        with pytest.raises(CreateFailed, match="cannot end itself") as caught:
+        with pytest.raises(CreateFailed, match="cannot terminate itself") as caught:
             rig.provider.hand_over(request, made.id)
         assert caught.value.instance_id == made.id
         assert "must_end_itself: false" in caught.value.fix
@@ -539,7 +539,7 @@ def test_a_pod_that_may_not_end_itself_is_refused_or_reported(tmp_path: Path, ca
     rig.world.may_end = "no: 403 access denied"
     request = rig.request
     rig.provider.hand_over(request, rig.provider.create(request).id)
-    assert "cannot end itself: only the local guard can" in caplog.text
+    assert "cannot terminate itself; only the local guard can" in caplog.text
 
 
 @pytest.mark.regression("runpod-probe")
@@ -600,7 +600,7 @@ def test_whether_a_pod_may_end_itself_is_waited_for_no_longer_than_the_limit_lea
     rig.world.may_end = ""
     made, began = rig.provider.create(rig.request), rig.world.t
     late = dataclasses.replace(rig.request, order=dataclasses.replace(rig.request.order, start_within_s=30.0))
-    with pytest.raises(CreateFailed, match="cannot end itself"):
+    with pytest.raises(CreateFailed, match="cannot terminate itself"):
         rig.provider.hand_over(late, made.id)
     assert rig.world.t - began < 40
 
@@ -968,7 +968,7 @@ def test_other_peoples_volumes_are_mounted_by_id_and_never_ours_to_end(tmp_path:
     assert {offer.device for offer in rig.provider.offers(Needs())} == {"A100", "H100", "RTXA4000"}  # where it is
     rig.create()
     assert rig.provider.list_resources() == []
-    with pytest.raises(ProviderRefused, match="does not belong to this home"):
+    with pytest.raises(ProviderRefused, match="does not belong to this homing home directory"):
         rig.provider.destroy_resource(Resource("volume", "v-000001", "corpus", "runpod"))
 
 

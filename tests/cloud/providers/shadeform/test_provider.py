@@ -581,7 +581,7 @@ def test_the_key_is_ours_alone_and_goes_with_its_instance(tmp_path: Path) -> Non
     rig.provider.destroy_resource(key)
     rig.provider.destroy_resource(key)
     assert rig.cloud.keys == {}
-    with pytest.raises(ProviderRefused, match="does not belong to this home"):
+    with pytest.raises(ProviderRefused, match="does not belong to this homing home directory"):
         rig.provider.destroy_resource(Resource("key", "1", "another laptop", "shadeform"))
 
 

@@ -43,7 +43,7 @@ _PROFILE_S = 90.0  # how long to retry, because EC2 does not see a new instance 
 _PROFILE_EVERY_S = 3.0
 _RETRIES = Retries(tries=4, first_s=1.0)
 _LINK_S = 3600.0  # how long the presigned URLs of an instance's first files stay valid
-_END_ALONE_S = 1800.0  # an instance on which our agent never starts ends itself after at most this time
+_END_ALONE_S = 1800.0  # an instance on which our agent never starts terminates itself after at most this time
 
 
 @dataclass
@@ -112,7 +112,7 @@ class Creation:
         return [zone for zone in zones if zone == volume["AvailabilityZone"]]
 
     def subnets(self, region: str) -> tuple[dict[str, str], str]:
-        """Return the subnets by zone, and the VPC that contains them, to which the security group must belong."""
+        """Return the subnets by zone, and the VPC that contains them. The security group must belong to that VPC."""
         if self.settings.subnets:
             rows = self.api.items("ec2", "describe_subnets", "Subnets", region, SubnetIds=list(self.settings.subnets))
         else:
@@ -145,7 +145,7 @@ class Creation:
         return max(found, key=lambda image: (str(image["CreationDate"]), str(image["ImageId"])))
 
     def _profile(self, request: Request) -> str:
-        """Create the role and return its instance profile, or "" if the store is not on AWS S3 and needs no role."""
+        """Create the role and return its instance profile, or "" if no role is needed (the store is not on AWS S3)."""
         address = s3_of(request.order.boot.store, self.world.environment())
         if address is None:
             return ""
@@ -206,7 +206,7 @@ class Creation:
             return made
         raise CreateFailed(
             what=f"aws did not start {request.offer.name}: the create call got no clear answer.",
-            why=f"{problem}. homing listed the instances {LOOKS} times and found none with the mark {request.mark}.",
+            why=f"{problem}. homing listed the instances {LOOKS} times and found none named {request.mark}.",
             fix=f"Try again: {request.order.words.to('launch')}",
         )
 
@@ -235,7 +235,7 @@ class Creation:
             return AwsRefused(
                 what=f"There is no key pair {self.settings.key_name!r} in {region}.",
                 why=exc.why,
-                fix="Set cloud.aws.key_name to one that exists, or remove it. List them: aws ec2 describe-key-pairs",
+                fix="Set cloud.aws.key_name to an existing one, or remove it. List them: aws ec2 describe-key-pairs",
                 code=exc.code,
                 text=exc.text,
             )

@@ -98,7 +98,7 @@ def user_data(script: str) -> bytes:
     if len(data) > _MOST_USER_DATA:
         raise CreateFailed(
             what="The instance's startup script is too long for EC2.",
-            why=f"Compressed, it has {len(data):,} bytes; EC2 allows {_MOST_USER_DATA:,} bytes of user data.",
+            why=f"Compressed, it is {len(data):,} bytes long; EC2 allows {_MOST_USER_DATA:,} bytes of user data.",
             fix="Set cloud.aws.ssh_from to send files over SSH instead of through presigned URLs.",
         )
     return data

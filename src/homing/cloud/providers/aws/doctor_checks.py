@@ -1,6 +1,7 @@
-"""Checks of `homing doctor` for AWS: the key's account, the permission to start instances, and the quotas.
+"""AWS checks for `homing doctor`: the key's account, the permission to start instances, and the quotas.
 
-New accounts have a quota of zero for GPU instances. Without this check, users would notice only at their first launch.
+New accounts have a quota of zero for GPU instances. Without this check, users would find out only at their first
+launch.
 """
 
 from __future__ import annotations

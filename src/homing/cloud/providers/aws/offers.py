@@ -68,10 +68,10 @@ TYPES: dict[str, tuple[str, int, int, int]] = {
     "p5.48xlarge": ("H100", 8, 192, 2048),
 }
 FRESH_S = 300.0
-BOOT_S = 150.0  # booting is slow, because the first reads from an image of tens of GB are slow
+BOOT_S = 150.0  # typical boot time; long, because the first reads from an image of tens of GB are slow
 _HOURS = 730  # hours in a month, as AWS counts them
 # Prices of gp3 disks and of a public address. The us-east-1 list of 2026-08 has 0.08 and 0.005. Other regions charge up
-# to 50% more for disks. The price list has disks in a format that we do not parse, so this value is an upper bound.
+# to 50% more for disks. We do not parse the disk prices in the price list, so this value is an upper bound.
 _DISK_USD_PER_GB_MONTH = Decimal("0.12")
 _ADDRESS_USD_PER_HOUR = Decimal("0.005")
 _SAME_AS_LIST = ("us-east-1", "us-east-2", "us-west-2")  # regions with the same list prices as us-east-1

@@ -1,12 +1,12 @@
 """EC2 as a provider: spot first, one instance per mark, and no account keys on the instance.
 
     offers    offers.py: types, zones, prices, quotas         create   try zones in turn, each with its own ClientToken
-    place     `shutdown -h now` terminates the instance       storage  storage.py: role, group, volume, budget
+    place     `shutdown -h now` terminates the instance       storage  resources.py: role, group, volume, budget
 
-An instance id is REGION/i-..., so that it can be looked up without the run file. The regions ever used are recorded in
-$HOMING_HOME/aws/, and a home without that record queries all regions. The instance's role grants access to one prefix
-of one bucket, and the instance gets its first files through presigned URLs. Secrets are sent over SSH, from the only
-address that may connect, or not at all.
+An instance id is REGION/i-..., so that it can be looked up without the run file. Every region ever used is recorded in
+$HOMING_HOME/aws/. Without that record, all regions are queried. The instance's role grants access to one prefix of one
+bucket, and the instance gets its first files through presigned URLs. Secrets are sent over SSH, from the only address
+that may connect, or not at all.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _YOUNG_S = 60.0  # how long EC2 may still report a new instance id as unknown
 _RUNNING_S = 300.0
 _HAND_OVER_S = 600.0
 _LOOK_S = 2.0
-_DESCRIBE_EVERY_S = 2.0  # minimum interval per instance, because callers poll more often than EC2's rate limit allows
+_DESCRIBE_EVERY_S = 2.0  # minimum interval between queries; callers poll more often than EC2's rate limit allows
 _STATES: dict[str, InstanceState] = {
     "pending": "requested",
     "running": "ready",
@@ -100,7 +100,7 @@ class Aws:
 
     @staticmethod
     def is_configured(home: Path, world: World) -> bool:
-        """Return True if this home has ever used AWS.
+        """Return True if AWS was ever used with this home directory.
 
         AWS keys alone do not show that, because they may be for an S3-compatible bucket at another service.
         """
@@ -295,7 +295,7 @@ class Aws:
         return check_aws(self.api, self._market, self._creation(), list(self._choice(Needs()).regions))
 
     def setup_steps(self) -> list[Step]:
-        """Return the only setup step: record the regions, so that all commands of this home query AWS.
+        """Return the only setup step: record the regions, so that later commands query AWS.
 
         All other AWS resources are created for a run and destroyed with it.
         """
@@ -372,10 +372,11 @@ class Aws:
             return
         if not secrets and order.boot.store.startswith("s3:"):
             return
-        what = ", ".join(sorted(secrets)) or f"The files of the store {order.boot.store}"
+        what = ", ".join(sorted(secrets)) or f"With the store {order.boot.store}, its files"
         raise UsageError(
             what="An AWS instance cannot receive the files it needs.",
-            why=f"{what} must be sent over SSH, which is closed. Programs on the instance can read its user data.",
+            why=f"{what} must be sent over SSH, which is closed."
+            " User data is not safe, because any program on the instance can read it.",
             fix="Set cloud.aws.ssh_from to this computer's public address, or use a bucket: store: s3://bucket/prefix",
         )
 
@@ -384,7 +385,7 @@ class Aws:
         return self._home / "aws" / f"regions-{self._owner}.json"
 
     def regions(self) -> list[str]:
-        """Return the regions where we may have resources: the recorded ones, or all if this home has no record."""
+        """Return the regions where we may have resources: the recorded ones, or all if there is no record."""
         if self._world.exists(self._memory):
             return sorted(json.loads(self._world.read(self._memory)))
         rows = self.api.items("ec2", "describe_regions", "Regions", self.api.region or GLOBAL)
@@ -398,7 +399,7 @@ class Aws:
             self._world.write(self._memory, json.dumps(sorted({*known, *regions})).encode())
 
     def _with_mark(self, region: str, mark: str) -> list[dict[str, Any]]:
-        """Return the live instances with a mark, oldest first. The mark may contain the wildcard `*`."""
+        """Return the live instances with this mark, oldest first. The mark may contain the wildcard `*`."""
         only = [
             {"Name": f"tag:{create_request.MARK_TAG}", "Values": [mark]},
             {"Name": "instance-state-name", "Values": ["pending", "running", "shutting-down", "stopping", "stopped"]},
@@ -423,9 +424,9 @@ class Aws:
     def _own(self, instance_id: str, body: dict[str, Any]) -> dict[str, Any]:
         if body and not _tags(body).get(create_request.MARK_TAG, "").startswith(self._prefix):
             raise ProviderRefused(
-                what=f"{instance_id} does not belong to this home.",
-                why=f"The names of this home's instances start with {self._prefix!r}.",
-                fix="List this home's instances: homing runs",
+                what=f"{instance_id} does not belong to this homing home directory.",
+                why=f"The names of its instances start with {self._prefix!r}.",
+                fix="List its instances: homing runs",
             )
         return body
 

@@ -45,7 +45,7 @@ _THERE = ("EntityAlreadyExists", "InvalidGroup.Duplicate", "InvalidPermission.Du
 def make_role(api: AwsApi, mark: str, owner: str, policy: str) -> str:
     """Create the role and the instance profile; return the profile's name.
 
-    Both have the owner in their path, so that they are identifiable as ours from the start.
+    The path of both contains the owner, so that they are identifiable as ours from the start.
     """
     tags = tag_list({MARK_TAG: mark, "Name": mark})
     common = {"Path": _path(owner), "Tags": tags}
@@ -109,7 +109,7 @@ def make_budget(api: AwsApi, prefix: str, dollars: str, email: str) -> None:
 
 
 class Things:
-    """Lists and destroys this home's AWS resources other than instances."""
+    """Lists and destroys this home directory's AWS resources other than instances."""
 
     def __init__(self, api: AwsApi, prefix: str, owner: str, world: World) -> None:
         self._api, self._prefix, self._owner, self._world = api, prefix, owner, world
@@ -175,9 +175,9 @@ class Things:
     def destroy(self, resource: Resource) -> None:
         if not resource.mark.startswith(self._prefix):
             raise ProviderRefused(
-                what=f"{resource.id} does not belong to this home.",
-                why=f"The names of this home's resources start with {self._prefix!r}.",
-                fix="List this home's resources: homing runs",
+                what=f"{resource.id} does not belong to this homing home directory.",
+                why=f"The names of its resources start with {self._prefix!r}.",
+                fix="List its resources: homing runs",
             )
         region, _, name = resource.id.rpartition("/")
         if resource.kind == "volume":
@@ -190,7 +190,8 @@ class Things:
             self._drop("budgets", "delete_budget", GLOBAL, AccountId=self._api.account, BudgetName=name)
         else:
             raise UsageError(
-                what=f"homing creates no {resource.kind!r} on AWS.", fix="List this home's resources: homing reconcile"
+                what=f"homing does not create {resource.kind!r} resources on AWS.",
+                fix="List homing's resources: homing reconcile",
             )
 
     def _destroy_role(self, name: str) -> None:
@@ -237,7 +238,7 @@ class Things:
             for row in self._api.items("iam", operation, f"{key}s", GLOBAL, PathPrefix=_path(self._owner)):
                 name = str(row[f"{key}Name"])
                 if not name.startswith(self._prefix):
-                    continue  # an API that ignores the path filter also returns roles that belong to other homes
+                    continue  # an API that ignores the path filter also returns the roles of other home directories
                 at = read_moment(row.get("CreateDate"))
                 found.setdefault(name, Resource("role", f"iam/{name}", name, "aws", Decimal(0), at, "with its profile"))
         return list(found.values())
@@ -248,7 +249,7 @@ class Things:
             rows = self._api.call("budgets", "describe_budgets", GLOBAL, **asked).get("Budgets", [])
         except AwsRefused as exc:
             if exc.code.startswith(("AccessDenied", "NotFound")):
-                return []  # a key without permission to list budgets is assumed to have created none
+                return []  # without permission to list budgets, assume that this key has created none
             raise
         names = [str(row["BudgetName"]) for row in rows]
         ours = [name for name in names if name.startswith(self._prefix)]

@@ -82,7 +82,7 @@ class Faults:
             fitting = REQUEST_WAYS + _OWN_WAYS.get(route, () if route else WAYS)
             if way not in fitting or (route and route not in ROUTES):
                 raise UsageError(
-                    what=f"The fake cloud has no fault {way!r}" + (f" for {route} requests." if route else "."),
+                    what=f"The fake cloud has no fault named {way!r}" + (f" for {route} requests." if route else "."),
                     why=f"Known faults: {', '.join(WAYS)}. Known request types: {', '.join(ROUTES)}.",
                     fix="List all faults: homing rehearse --list-faults",
                 )

@@ -1,4 +1,4 @@
-"""The fake cloud as a provider, with simulated machines that cost nothing, over real HTTP.
+"""The fake cloud as a provider: simulated machines that cost nothing, accessed over real HTTP.
 
 Its address comes from $HOMING_HOME/fake/server.json, else from HOMING_FAKE_URL and HOMING_FAKE_KEY. Without an address,
 the fake cloud is not queried.
@@ -64,7 +64,7 @@ _STATES: dict[str, InstanceState] = {
     "requested": "requested",
     "booting": "booting",
     "ready": "ready",
-    "preempting": "ready",  # still running; destroying it now would lose its last checkpoint
+    "preempting": "ready",  # still running: if it were destroyed now, its last checkpoint would be lost
     "deleting": "destroying",
     "deleted": "gone",
 }
@@ -291,7 +291,7 @@ class Fake:
         return body
 
     def _with_mark(self, mark: str, *, is_prefix: bool = False) -> list[dict[str, Any]]:
-        """Return the live instances with a mark, oldest first, because the oldest of several duplicates is kept."""
+        """Return the live instances with this mark, oldest first, because the oldest of several duplicates is kept."""
         bodies = self._api.items(f"/instances?prefix={quote(mark)}", "instances")
         found = [body for body in bodies if body["name"] == mark or (is_prefix and body["name"].startswith(mark))]
         return sorted(found, key=lambda body: (read_moment(body["created_at"]) or 0.0, body["id"]))
@@ -354,7 +354,7 @@ def _refused(exc: Unwelcome, request: Request) -> NoOffer | ProviderRefused:
 
 def _not_ours(thing_id: str, prefix: str) -> ProviderRefused:
     return ProviderRefused(
-        what=f"{thing_id} does not belong to this home.",
-        why=f"The names of this home's resources start with {prefix!r}.",
-        fix="List this home's resources: homing runs",
+        what=f"{thing_id} does not belong to this homing home directory.",
+        why=f"The names of its resources start with {prefix!r}.",
+        fix="List its resources: homing runs",
     )

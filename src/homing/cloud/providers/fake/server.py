@@ -51,7 +51,9 @@ class Server:
         self.home, self.world = home, world
         world.mkdir(home / "fake")
         if not world.lock(home / _LOCK):
-            raise UsageError(what=f"A fake cloud is already running in {home}.", fix=f"See {home / SERVER}")
+            raise UsageError(
+                what=f"A fake cloud is already running in {home}.", fix=f"Use it; its address is in {home / SERVER}"
+            )
         before = self._read_state()
         self.api_key = before["api_key"] if before else world.random_hex(32)
         self.machines = HostMachines(home / "fake" / "machines", world)
@@ -213,12 +215,12 @@ def _say(status: int, body: dict[str, Any]) -> HttpResponse:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m homing.cloud.providers.fake.server", description=__doc__)
-    parser.add_argument("--home", required=True, type=Path, help="the $HOMING_HOME to serve")
+    parser.add_argument("--home", required=True, type=Path, help="the $HOMING_HOME directory to serve")
     parser.add_argument(
         "--port",
         type=int,
         default=0,
-        help="the port to listen on; 0 picks a free one, and a restart reuses the previous one",
+        help="the port to listen on; 0 picks a free port; a restarted server keeps its previous port",
     )
     parser.add_argument("--faults", default="{}", help="the faults as JSON, with the fields of fake.faults.Faults")
     parser.add_argument("--seed", type=int, default=0)

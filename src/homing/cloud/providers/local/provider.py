@@ -275,15 +275,17 @@ class Local:
             return parse_usd(text) if text else DEFAULT_RATE_USD_PER_HOUR
         except ValueError as exc:
             raise UsageError(
-                what=f"{RATE_ENV} is not a valid rate.", why=f"{exc}.", fix=f"For example: export {RATE_ENV}=0.36"
+                what=f"{RATE_ENV} is not a valid rate.",
+                why=f"{exc}.",
+                fix=f"Set it, for example: export {RATE_ENV}=0.36",
             ) from exc
 
     def _folder(self, instance_id: str) -> Path:
         if not re.fullmatch(r"[a-z0-9-]+", instance_id) or not instance_id.startswith(self._prefix):
             raise ProviderRefused(
-                what=f"{instance_id!r} is not an instance of this home.",
-                why=f"The names of this home's instances start with {self._prefix!r}.",
-                fix="List this home's instances: homing runs",
+                what=f"{instance_id!r} does not belong to this homing home directory.",
+                why=f"The names of its instances start with {self._prefix!r}.",
+                fix="List its instances: homing runs",
             )
         return self._root / instance_id
 

@@ -65,7 +65,7 @@ class ModalApi:
     # --- app, volume, image and rates ---
 
     def app(self, *, may_create: bool) -> Any | None:
-        """Return our app, or None if it was never created. Without the app, there are no sandboxes of ours."""
+        """Return our app, or None if it was never created, in which case we have no sandboxes."""
         names = {"create_if_missing": may_create, "client": self.connection.client}
         return self.ask("App.lookup", lambda: self.connection.sdk.App.lookup.aio(APP, **names), absent=None)
 

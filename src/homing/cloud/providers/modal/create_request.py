@@ -54,8 +54,8 @@ _PARCEL = f"{ROOT}/parcel"  # where the files are mounted; the command copies th
 _OVER = f"{WORK_DIR}/over"
 _ENTRY_PID = f"{WORK_DIR}/entry.pid"
 _LEAST_S = 60  # minimum timeout, because a sandbox needs about this long to boot
-# The run must leave the sandbox this share of the landing reserve before the timeout. The share is below 1, so that the
-# limits end the run first.
+# The run must leave the sandbox before its timeout, by this share of the time reserved for landing (ending early). The
+# share is below 1, so that the limits end the run first.
 _LATE_SHARE = 0.9
 
 # The sandbox ends when this command does. So the command runs as long as the agent or the dead-man is alive, and the
@@ -121,7 +121,7 @@ def timeout_s(boot: Boot) -> int:
 
 
 def start_within_s(boot: Boot, now: float) -> float:
-    """Return how many more seconds the start may take, by home's clock, before no time is left to train."""
+    """Return how many more seconds (by this computer's clock) the start may take and still leave time to train."""
     allowed = _allowed_s(boot)
     if math.isinf(allowed):
         return allowed

@@ -2,11 +2,12 @@
 
     name       must be unique among the running sandboxes of our app, so Modal itself makes create idempotent
     tags       contain the owner, mark, rate and creation time, because Modal's list does not include them
-    timeout    set in the create call, from the limits; cannot be changed later, and is a day at most
+    timeout    set in the create call, from the limits; cannot be changed later, and is at most a day
     queue      if no GPU is free, Modal queues the sandbox at no cost, for as long as the run file allows and the limit
                leaves time to train; then it is canceled
 
-The account's token stays at home. The SDK is imported on first use. api.py defines the calls and their deadlines.
+The account's token stays on this computer. The SDK is imported on first use. api.py defines the calls and their
+deadlines.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Modal:
         self._settings = {**_DEFAULTS, **settings}
 
     def checks(self) -> list[Check]:
-        """Run the checks of `homing doctor`. They change nothing."""
+        """Run the checks for `homing doctor`, which change nothing."""
         if self._api.rates():
             return [ok("modal.rates", "Modal reports its rates.")]
         text = "Modal reports no rates to this account: homing uses a table of published rates."
@@ -170,12 +171,12 @@ class Modal:
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
         """Do nothing, because a sandbox's timeout cannot be changed.
 
-        A lower limit is enforced by the agent, the dead-man and the guard at home. A higher limit applies to the next
-        sandbox, because boot.json tells the agent to leave this one before its timeout.
+        A lower limit is enforced by the agent, the dead-man process and the local guard. A higher limit applies to the
+        next sandbox, because boot.json tells the agent to leave this one before its timeout.
         """
 
     def deliver(self, instance_id: str) -> None:
-        """Make the sandbox reload its Volume, so that it sees what home has written. It does not reload by itself."""
+        """Make the sandbox reload its Volume, so that it sees new data. A sandbox does not reload by itself."""
         sandbox = self._find(instance_id)
         if sandbox is None or sandbox.returncode is not None or not self._tags_of(self._own(sandbox)).get(_VOLUME):
             return
@@ -194,7 +195,7 @@ class Modal:
         if not is_delivered:
             raise ProviderSilent(
                 what=f"The request for {instance_id} is in the store, but was not delivered.",
-                why=f"Modal could not reload its Volume for {format_duration(_DELIVER_S)}: {problem}",
+                why=f"For {format_duration(_DELIVER_S)}, Modal could not reload the instance's Volume: {problem}",
                 fix="Repeat the command in a minute.",
             )
 
@@ -244,7 +245,7 @@ class Modal:
                 longer = "raise --spend-limit: it left no more time to wait and train"
             raise NoOffer(
                 what=f"modal had no free {request.offer.name} within {format_duration(queue_s)}.",
-                why="Modal keeps a sandbox in a queue until a GPU is free. homing canceled this one.",
+                why="Modal queues a sandbox until a GPU is free. homing canceled this one after the wait.",
                 fix=f"Choose another GPU: {request.order.words.to('plan')}   or {longer}",
             ) from exc
         return {"id": sandbox.object_id, "sandbox": sandbox}
@@ -275,7 +276,7 @@ class Modal:
         }
 
     def _take_back(self, request: Request) -> None:
-        """Terminate the queued sandbox. The SDK tries to do so when it gives up waiting, but may fail."""
+        """Terminate the queued sandbox, because the SDK tries to cancel it after the wait, but may fail."""
         sandbox = self._api.by_name(request.mark)
         if sandbox is not None:
             self._api.terminate(sandbox)
@@ -292,9 +293,9 @@ class Modal:
         mark = self._tags_of(sandbox).get(_MARK, "")
         if not mark.startswith(self._prefix):
             raise ProviderRefused(
-                what=f"{sandbox.object_id} does not belong to this home.",
-                why=f"The names of this home's sandboxes start with {self._prefix!r}.",
-                fix="List this home's sandboxes: homing runs",
+                what=f"{sandbox.object_id} does not belong to this homing home directory.",
+                why=f"The names of its sandboxes start with {self._prefix!r}.",
+                fix="List its sandboxes: homing runs",
             )
         return sandbox
 

@@ -63,9 +63,9 @@ def refused(exc: Unwelcome, request: Request) -> NoOffer | ProviderRefused:
 
 def not_ours(thing_id: str, prefix: str) -> ProviderRefused:
     return ProviderRefused(
-        what=f"{thing_id} does not belong to this home.",
-        why=f"The names of this home's resources start with {prefix!r}.",
-        fix="List this home's resources: homing runs",
+        what=f"{thing_id} does not belong to this homing home directory.",
+        why=f"The names of its resources start with {prefix!r}.",
+        fix="List its resources: homing runs",
     )
 
 

@@ -1,4 +1,4 @@
-"""A RunPod pod as data: the body of the create call, the first command, how the pod ends itself, and its state.
+"""A RunPod pod as data: the body of the create call, the first command, how the pod terminates itself, and its state.
 
     args       bash -c '...' with the compressed startup script; RunPod passes it to the image's entrypoint
     may_end    file in which the pod records at boot whether its own key, provided by RunPod, can see the pod

@@ -1,4 +1,4 @@
-"""Starts a new pod: waits until SSH works, sends its files, and checks that the pod can end itself.
+"""Starts a new pod: waits until SSH works, sends its files, and checks that the pod can terminate itself.
 
     PROVISIONING -> STARTING -> RUNNING -> an address for port 22 -> our sshd -> files and secrets -> final check
 
@@ -25,7 +25,7 @@ __all__ = ["EVERY_S", "Start"]
 
 log = logging.getLogger(__name__)
 EVERY_S = 3.0
-_RIGHT_S = 60.0  # how long the pod may take to check whether its own key can end it
+_RIGHT_S = 60.0  # how long the pod may take to check whether its own key can terminate it
 _ASK_S = 30.0
 
 Pod = dict[str, Any]
@@ -59,9 +59,9 @@ class Start:
         startup_script.hand_over(connection, self.request, world=self._world, timeout_s=left_s)
 
     def check_right(self, connection: Connection, *, must_end_itself: bool) -> None:
-        """Check that the pod can end itself; raise CreateFailed if it cannot and `must_end_itself` is set.
+        """Check that the pod can terminate itself; raise CreateFailed if it cannot and `must_end_itself` is set.
 
-        A pod that cannot query itself through any API cannot end itself either, and RunPod has no guard to do it.
+        A pod that cannot query itself through any API cannot terminate itself either, and RunPod has no guard.
         """
         known_hosts = Path(self.request.order.files[0].source).with_name("known_hosts")  # hand_over wrote this file
         to = f"{connection.user}@{connection.host}"
@@ -77,10 +77,11 @@ class Start:
         wait_until(has_said, timeout_s=right_s, every_s=EVERY_S, world=self._world, by=by)
         answer, _, way = said[0].partition(": ")
         if answer == "yes":
-            log.info("%s can end itself via %s.", self.request.mark, way)
+            log.info("%s can terminate itself via %s.", self.request.mark, way)
             if way != "REST v2":
                 log.warning(
-                    "%s can end itself only via %s: its key may not use REST v2. RunPod retires GraphQL in early 2027.",
+                    "%s can terminate itself only via %s: its key may not use REST v2. "
+                    "RunPod retires GraphQL in early 2027.",
                     self.request.mark, way,
                 )  # fmt: skip
             return
@@ -88,12 +89,12 @@ class Start:
         why = f"With the pod's own key, RunPod answered: {said[0] or silence}"
         if must_end_itself:
             raise CreateFailed(
-                what=f"{mark} cannot end itself, so neither the agent nor the dead-man timer could enforce the limit.",
+                what=f"{mark} cannot terminate itself, so its agent and dead-man timer cannot enforce the limit.",
                 why=why,
                 fix="Use another provider, or keep `homing guard` running and set cloud.runpod.must_end_itself: false",
                 instance_id=self.id,
             )
-        log.warning("%s cannot end itself: only the local guard can. %s", mark, why)
+        log.warning("%s cannot terminate itself; only the local guard can terminate it. %s", mark, why)
 
     # --- helpers, in the order they are called ---
 

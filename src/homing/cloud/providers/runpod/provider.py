@@ -1,11 +1,11 @@
-"""RunPod as a provider, through its REST API v2. Pods are containers in its own data centers or on community hosts.
+"""RunPod as a provider, through its REST API v2. Pods are containers in RunPod's data centers or on community hosts.
 
-    RUNPOD_API_KEY, else ~/.runpod/config.toml as written by runpodctl     the account's key, which stays at home
+    RUNPOD_API_KEY, else ~/.runpod/config.toml as written by runpodctl     the account's key, which stays local
     RUNPOD_API_URL                                                         an alternative API address, for tests
 
 RunPod has no timer and no spend limit for a pod, it restarts a container that has ended, and its create call is not
-idempotent. So the pod's first command starts our own timer, the pod ends itself with the key that RunPod gave it, and
-we create a pod only after looking for our mark. The account-wide list of SSH keys is never changed, because our key
+idempotent. So the pod's first command starts our own timer, the pod terminates itself with the key that RunPod gave it,
+and we create a pod only after looking for our mark. The account-wide list of SSH keys is never changed, because our key
 is in the pod's own environment.
 """
 
@@ -75,13 +75,13 @@ log = logging.getLogger(__name__)
 KEY_ENV = create_request.KEY_ENV
 URL_ENV = "RUNPOD_API_URL"
 _URL = "https://api.runpod.io/v2"
-_DESCRIBE_EVERY_S = 7.5  # RunPod allows about 60 requests per minute and account
+_DESCRIBE_EVERY_S = 7.5  # RunPod allows about 60 requests per minute per account
 _BILL = "/billing/pods?bucketSize=day&lastN=31"
 _BILL_EVERY_S = 300.0
 _ACCOUNT_EVERY_S = 300.0
 _SSH_S = 120.0  # how long to wait for a new pod's address
-_TIMER_S = 300.0  # if there is no hand-over, the pod ends itself this long after the start limit
-# Tolerance for clock differences. A first command that starts later than the start limit plus this is a restart.
+_TIMER_S = 300.0  # if there is no hand-over, the pod terminates itself this long after the start limit
+# Tolerance for clock differences. A first command that starts more than this after the start limit counts as a restart.
 _LATE_S = 120.0
 _SAME_CLOCK_S = 10.0  # smaller clock differences are ignored, because a Date header has whole seconds and arrives late
 _ENVIRONMENT_BYTES = 15 * 10**9  # disk space for torch with its CUDA libraries, plus pip's temporary files
@@ -143,12 +143,13 @@ class Runpod:
             said.append("cloud.runpod.cloud allows community hosts, whose owners can read the data on them.")
         if not settings["must_end_itself"]:
             said.append(
-                "cloud.runpod.must_end_itself is false: if a pod cannot end itself, only the local guard can do so."
+                "cloud.runpod.must_end_itself is false:"
+                " if a pod cannot terminate itself, only the local guard can terminate it."
             )
         return said
 
     def checks(self) -> list[Check]:
-        """Run the checks of `homing doctor`. Only a launch can show whether the key is allowed to start a pod."""
+        """Run the checks for `homing doctor`. Only a launch can show whether the key is allowed to start a pod."""
         found = [ok("runpod.bill", "The key can read billing data: homing compares the ledger with it.")]
         try:
             self._api.items(_BILL, "records")
@@ -208,7 +209,7 @@ class Runpod:
         env = dict(line.split("=", 1) for line in self._settings["env"])
         if len(env) + 1 > _MOST_ENV:
             raise UsageError(
-                what=f"cloud.runpod.env has {len(env)} variables.",
+                what=f"cloud.runpod.env has {len(env)} variables, which is too many.",
                 why=f"RunPod allows {_MOST_ENV} per pod, and homing needs one of them.",
                 fix="Remove some variables from cloud.runpod.env.",
             )
@@ -235,7 +236,7 @@ class Runpod:
         return dataclasses.replace(instance, rate_usd_per_hour=rate, twins=tuple(once.twins))
 
     def hand_over(self, request: Request, instance_id: str) -> None:
-        """Wait until the pod can be reached, send files and secrets, and check that the pod's own key can end it."""
+        """Wait until the pod can be reached, send files and secrets, and check that its own key can terminate it."""
         limit_s = min(float(self._settings["start_limit"]), request.order.start_within_s)
         start = Start(request, instance_id, limit_s, self._world, self.page)
         connection = self._connection(start.reach(lambda: self._find(instance_id), self._instance))
@@ -418,7 +419,7 @@ class Runpod:
         """Return how long the pod's timer waits for the hand-over, and the latest time to start the first command.
 
         A restart empties the disk, so even a first command that starts in time may be running for the second time. Its
-        timer then starts again, and must still fire before the limit. The latest time refers to RunPod's clock, which
+        timer then starts again, and must still fire before the limit. The latest time is given by RunPod's clock, which
         may differ from ours by hours.
         """
         boot, start_s = request.order.boot, float(self._settings["start_limit"])
@@ -452,7 +453,7 @@ class Runpod:
         return self._api.find(_path(instance_id))
 
     def _with_mark(self, mark: str) -> list[dict[str, Any]]:
-        """Return the live pods with a mark, oldest first, because the oldest of several duplicates is kept."""
+        """Return the live pods with this mark, oldest first, because the oldest of several duplicates is kept."""
         found = [pod for pod in self._pods() if pod.get("name") == mark and pod["status"] != "TERMINATED"]
         return sorted(found, key=lambda pod: (str(pod["createdAt"]), str(pod["id"])))
 
@@ -463,8 +464,8 @@ class Runpod:
         host, port = str(direct["host"]), read_port(direct["port"])
         if port is None:
             raise ProviderSilent(
-                what=f"runpod reports {direct['port']!r} as the SSH port of {pod['id']}.",
-                why="That is not a valid port, so homing cannot connect to the pod.",
+                what=f"runpod reports an invalid SSH port, {direct['port']!r}, for {pod['id']}.",
+                why="homing cannot connect to the pod without a valid port.",
                 fix=f"Try again in a minute, or look at {self.page}",
             )
         private = str(login_key(self._home, self._world).private_path)

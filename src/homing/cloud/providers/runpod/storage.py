@@ -96,7 +96,8 @@ def check_volume(volume: Volume, settings: dict[str, Any]) -> None:
     if places and volume.data_center not in places:
         raise UsageError(
             what=f"The network volume {volume.name} is in {volume.data_center}.",
-            why=f"cloud.runpod.data_centers allows only {', '.join(places)}, but a pod must be where its volume is.",
+            why=f"cloud.runpod.data_centers allows only {', '.join(places)},"
+            " but a pod must be in the same data center as its volume.",
             fix=f"Set cloud.runpod.data_centers: [{volume.data_center}]",
         )
     if volume.num_gb * 10**9 < settings["volume_size"]:

@@ -72,7 +72,7 @@ class Account:
         self.api.post_again(f"/instances/{_path(instance_id)}/delete")
 
     def with_mark(self, mark: str) -> list[dict[str, Any]]:
-        """Return the live instances with a mark, oldest first, because the oldest of several duplicates is kept."""
+        """Return the live instances with this mark, oldest first, because the oldest of several duplicates is kept."""
         found = [body for body in self.instances() if mark_of(body) == mark and not is_over(body)]
         return sorted(found, key=lambda body: (moment_of(body.get("created_at")) or 0.0, str(body["id"])))
 

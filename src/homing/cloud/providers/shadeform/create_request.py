@@ -4,8 +4,9 @@
     hand-over    -> the request that ends billing, once the instance's id is known
     SSH          -> user and address, and how to run a command on the machine
 
-The host key is generated at home and sent in the startup script, so it is known before the machine exists. Because
-other machines may later get the same IP address, each machine has its own known_hosts file, next to its host key.
+The host key is generated on this computer and sent in the startup script, so it is known before the machine exists.
+Because other machines may later get the same IP address, each machine has its own known_hosts file, next to its host
+key.
 """
 
 from __future__ import annotations

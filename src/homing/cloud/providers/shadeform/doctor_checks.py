@@ -1,6 +1,6 @@
-"""Checks of `homing doctor` for Shadeform: are the clouds in cloud.shadeform available, and are all instances guarded?
+"""Shadeform checks for `homing doctor`: are the clouds in cloud.shadeform available, and are all instances guarded?
 
-The API does not report the balance. It has no permissions to check, because every key may do everything. The checks
+The API does not report the balance. There are no permissions to check, because every key may do everything. The checks
 change nothing.
 """
 

@@ -1,13 +1,13 @@
 """Shadeform as a provider: whole machines from a dozen clouds, which Shadeform deletes at a given spend or date.
 
-    SHADEFORM_API_KEY     the account's key; there are no restricted keys. It stays at home unless
+    SHADEFORM_API_KEY     the account's key; there are no restricted keys. It stays local unless
                           cloud.shadeform.self_delete is set
     HOMING_SHADEFORM_URL  an alternative API address, for tests
 
 Its API has no idempotency key, no logs and no stop. So we look for our mark before and after each create, read boot.log
 by SSH, and destroy by deleting. Billing ends at the state `deleting`. The create call sets Shadeform's guard to the
 time that a start may take. The guard is read back, and after the hand-over it is extended to the whole run. So if this
-computer fails during the launch, you pay only for the time of one start.
+computer fails during the launch, you pay only for the time that one start may take.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Shadeform:
         ]
 
     def checks(self) -> list[Check]:
-        """Run the checks of `homing doctor`. They change nothing."""
+        """Run the checks for `homing doctor`, which change nothing."""
         ours = [body for body in self._account.instances() if mark_of(body).startswith(self._prefix)]
         # Shadeform's list of instances does not include their guards, so query each instance.
         living = [self._account.info(str(body["id"])) for body in ours if not is_over(body)]
@@ -372,7 +372,7 @@ class Shadeform:
             self._account.delete(instance_id)
         raise CreateFailed(
             what=f"Shadeform started {request.mark} without the requested auto_delete. homing is destroying it.",
-            why=f"Checked after the start: {why}.",
+            why=f"The check after the start found: {why}.",
             fix=f"Try again: {request.order.words.to('launch')}   See {self.page}",
             instance_id=instance_id,
         )
@@ -390,7 +390,7 @@ class Shadeform:
         if why and body is not None and not is_over(body):
             raise ProviderRefused(
                 what=f"Shadeform did not apply the new auto_delete of {instance_id}.",
-                why=f"Checked after the change: {why}.",
+                why=f"The check after the change found: {why}.",
                 fix=f"Repeat the command, or set auto_delete manually: {self.page}",
             )
 
@@ -494,7 +494,7 @@ def _refused(exc: Unwelcome, request: Request) -> NoOffer | ProviderRefused:
 
 def _not_ours(thing_id: str, prefix: str) -> ProviderRefused:
     return ProviderRefused(
-        what=f"{thing_id} does not belong to this home.",
-        why=f"The names of this home's instances start with {prefix!r}.",
-        fix="List this home's instances: homing runs",
+        what=f"{thing_id} does not belong to this homing home directory.",
+        why=f"The names of its instances start with {prefix!r}.",
+        fix="List its instances: homing runs",
     )

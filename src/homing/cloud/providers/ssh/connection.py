@@ -53,8 +53,8 @@ class HostKeyUnknown(UsageError):
         kind_and_key = " ".join(line.split()[1:3])
         super().__init__(
             what=f"The host key of {host.name} is not known yet, so nothing was sent.",
-            why=f"Its key has the fingerprint {fingerprint(line)}.",
-            fix=f"If it matches the key on the host, add it to the run file: cloud.ssh.host_key: {kind_and_key}",
+            why=f"The fingerprint of its key is {fingerprint(line)}.",
+            fix=f"If this is the host's fingerprint, add the key to the run file: cloud.ssh.host_key: {kind_and_key}",
         )
 
 
@@ -64,7 +64,7 @@ class HostKeyChanged(ProviderRefused):
 
 class Host:
     def __init__(self, settings: Ssh, folder: Path, world: World) -> None:
-        """Set up the host. `folder` stores what home knows about SSH hosts: their settings, pinned keys and marks."""
+        """Set up the host. `folder` is local and stores the settings, pinned keys and marks of SSH hosts."""
         self.settings, self._world = settings, world
         self.user = settings.user or world.environment().get("USER") or world.run(["id", "-un"], 10.0).out.strip()
         for word, value in (("host", settings.host), ("user", self.user)):
@@ -181,7 +181,7 @@ class Host:
         assert isinstance(answer, dict), answer
         if "error" in answer:
             raise ProviderRefused(
-                what=f"{verb} failed on {self.name}.",
+                what=f"The {verb} call failed on {self.name}.",
                 why=str(answer["error"]),
                 fix=f"Log in: {shlex.join([*ssh_argv(self.connection(), self.folder / 'known_hosts'), self._to])}",
             )
@@ -267,12 +267,12 @@ def _explain(host: Host, done: Completed) -> HomingError:
         )
     if done.code not in (124, 255):  # ssh succeeded, but our program on the host failed
         return ProviderRefused(
-            what=f"{host.name} returned an unreadable response, so what is running there is unknown.",
+            what=f"{host.name} returned an unreadable response, so homing cannot tell what is running there.",
             why=last,
             fix=f"On the host, check that Python is 3.8 or newer: {host.settings.python or 'python3'} --version",
         )
     return ProviderRefused(
-        what=f"{host.name} is unreachable, so what is running there is unknown.",
+        what=f"{host.name} is unreachable, so homing cannot tell what is running there.",
         why=last,
         fix=f"Check cloud.ssh.host and cloud.ssh.port ({host.settings.port}), then repeat the command.",
     )

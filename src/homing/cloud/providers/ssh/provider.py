@@ -1,13 +1,13 @@
 """Any SSH host as a provider: each instance is a process tree in its own folder on the host, as with `local`.
 
-    at home:     $HOMING_HOME/ssh/USER@HOST:PORT/ with host.json, known_hosts and marks/<mark>. A mark is written before
+    locally:     $HOMING_HOME/ssh/USER@HOST:PORT/ with host.json, known_hosts and marks/<mark>. A mark is written before
                  the create call
     on the host: WORK_DIR/<mark>/ for each instance, whose processes have the variable HOMING_MARK, and
                  WORK_DIR/cache/ for environments and code
 
-An instance id is MARK@USER@HOST:PORT, so that the ledger alone says which host to query. If a host cannot be reached,
-an error is raised, because its instances must not count as gone. The rate comes from the run file, and the spend is
-computed from it.
+An instance id is MARK@USER@HOST:PORT, so that the ledger is enough to know which host to query. If a host cannot be
+reached, an error is raised, because its instances must not count as gone. The rate comes from the run file, and the
+spend is computed from it.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ class Ssh:
             host.forget(request.mark)
             raise UsageError(
                 what=f"{host.name} cannot access the store {order.boot.store}.",
-                why=f"With ssh, a file: store must be a folder shared by both computers. The host has no {proof_path}.",
-                fix="In the run file, use a shared folder, or a store that both can reach: store: s3://... or hf:...",
+                why=f"With ssh, a file: store must be a folder that both computers share. The host lacks {proof_path}.",
+                fix="In the run file, use a shared folder, or a store that both can access: store: s3://... or hf:...",
             )
         if answer.get("refused"):
             raise CreateFailed(
@@ -181,8 +181,8 @@ class Ssh:
         return instance
 
     def remember(self, mark: str) -> Instance | None:
-        # Home records a mark before the create call and deletes the record once the instance is gone. If there is no
-        # record, query the current host.
+        # A mark is recorded locally before the create call, and the record is deleted once the instance is gone. If
+        # there is no record, query the current host.
         host = next((host for host in self._hosts_in_use() if mark in host.marks()), self._host)
         if host is None:
             return None
@@ -269,9 +269,9 @@ class Ssh:
         mark, _, name = instance_id.partition("@")
         if not mark.startswith(self._prefix):
             raise ProviderRefused(
-                what=f"{instance_id!r} is not an instance of this home.",
-                why=f"The names of this home's instances start with {self._prefix!r}.",
-                fix="List this home's instances: homing runs",
+                what=f"{instance_id!r} does not belong to this homing home directory.",
+                why=f"The names of its instances start with {self._prefix!r}.",
+                fix="List its instances: homing runs",
             )
         hosts = {host.name: host for host in self._hosts_in_use()}
         known = Host.known(name, self._root, self._world) if name else None
@@ -281,9 +281,9 @@ class Ssh:
         if found is None:
             # Do not report the instance as gone: it may still be running on a host that we do not know.
             raise ProviderRefused(
-                what=f"This home has no record of the SSH host that {instance_id} runs on.",
+                what=f"This homing home directory has no record of the SSH host that {instance_id} runs on.",
                 why=f"{self._root / (name or 'USER@HOST:PORT')} does not exist.",
-                fix="Use the home that launched the instance, or stop the instance on the host itself.",
+                fix="Set $HOMING_HOME to the one that launched the instance, or stop the instance on the host itself.",
             )
         return found, mark
 
@@ -325,7 +325,7 @@ class Ssh:
 
 
 def _proof(boot: Boot) -> tuple[str, str]:
-    """Return the path and hash of an object that home has just written to a `file:` store, or "" for other stores.
+    """Return the path and hash of an object just written to a `file:` store, or "" for other stores.
 
     The host must find this object there, which shows that it can read the same store.
     """
