@@ -13,10 +13,10 @@ _PIECE_BYTES = 1 << 16
 
 
 def exchange(child: subprocess.Popen[bytes], line: bytes, *, timeout_s: float, most_bytes: int) -> bytes:
-    """Return the child's response to `line`, or b"" if it is longer than one line or exceeds the size limit.
+    """Return the child's response to `line`, or b"" if the response is longer than one line or `most_bytes`.
 
     One deadline covers both directions, so a child that does not read, or never stops writing, times out like one that
-    does nothing. Raises TimeoutError at the deadline, EOFError if the child ended, or OSError. The child's stdin must
+    does nothing. Raises TimeoutError at the deadline, EOFError if the child exited, or OSError. The child's stdin must
     be non-blocking (`os.set_blocking`).
     """
     assert child.stdin is not None

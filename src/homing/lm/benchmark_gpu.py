@@ -90,7 +90,7 @@ def _time(call: Callable[[], object], seconds: float, device: torch.device) -> f
         call()
         count += 1
         if count % 10 == 0:
-            _wait(device)  # calls are asynchronous: otherwise the clock would stop before the GPU has finished
+            _wait(device)  # wait for the GPU, because calls are asynchronous
     _wait(device)
     return (time.perf_counter() - began) / count
 

@@ -33,11 +33,12 @@ class Graphs:
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
         """Run `compute` a few times to warm up, capture it, and return a function that replays the graph.
 
-        After a failure, call `forget` once nothing, including the exception, references the computed tensors any more.
+        After a failure, wait until nothing (not even the exception) references the computed tensors, then call
+        `forget`.
         """
         before = torch.cuda.current_stream(self._device)
         stream = side_stream(self._device)
-        one = torch.zeros(1, device=self._device)  # allocated now, because the GPU may be full if the capture fails
+        one = torch.zeros(1, device=self._device)  # allocate this now, because the GPU may be full if the capture fails
         try:
             stream.wait_stream(before)
             with torch.cuda.stream(stream):
@@ -62,7 +63,7 @@ class Graphs:
         return graph.replay
 
     def forget(self) -> None:
-        """Free the memory pool. Call this when no captured graph is left."""
+        """Free the memory pool. Call this only when no captured graph is left."""
         self._pool = None  # torch frees an unused pool, so its handle must not be used again
         if gc.isenabled():  # skip the garbage collection, because a server calls this after every response
             torch.cuda.empty_cache()

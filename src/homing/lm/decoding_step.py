@@ -31,7 +31,7 @@ Made = TypeVar("Made")
 def room_for(num_places: int) -> int:
     """Return the cache capacity for this many positions.
 
-    The capacity is rounded up, so that `reach` depends on a row's position alone.
+    The capacity is rounded up, so that `reach` depends only on a row's position.
     """
     return -(-num_places // REACH) * REACH
 
@@ -71,7 +71,7 @@ class Steps(Generic[Made]):
         return self._compute()
 
     def close(self) -> None:
-        """Free the graphs' memory, which nothing else can use until then."""
+        """Free the graphs' memory. Until this is called, nothing else can use that memory."""
         if self._graphs:
             self._graphs.clear()
             self._captures.forget()
@@ -84,7 +84,7 @@ class Steps(Generic[Made]):
     def _capture(self, reach: int) -> None:
         self.cache.reach = reach
         kept, problem = self.cache.embedded_B1D, ""
-        made: list[Made] = []  # holds the result of the last call, which is the captured one
+        made: list[Made] = []  # holds the result of the last call, the one that is captured
 
         def compute() -> None:
             made[:] = [self._compute()]

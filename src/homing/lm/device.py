@@ -1,6 +1,6 @@
 """Selects the device and the precision, and looks up the peak speed of the device.
 
-    pick_device("auto")  ->  cuda, else mps, else cpu; an error if a device was named but is not available
+    pick_device("auto")  ->  cuda, else mps, else cpu; an error if a specific device was requested but is not available
     pick_precision       ->  bf16 if the GPU supports it, else fp32; master weights are fp32 in either case
     peak_flops           ->  the dense bf16 peak of the GPU, or None if unknown (then there is no MFU)
 
@@ -58,7 +58,7 @@ def pick_device(wanted: str = "auto") -> torch.device:
 
 
 def use_device(device: torch.device) -> None:
-    """Make this the process's current GPU, which runs all kernels, streams and graphs, wherever the tensors are."""
+    """Make this the process's current GPU, because kernels, streams and graphs run there, wherever the tensors are."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
@@ -99,8 +99,8 @@ def pick_precision(wanted: str, device: torch.device) -> str:
     if wanted == "fp8" and not has_fp8(device):
         raise UsageError(
             what=f"{describe_device(device)} does not support fp8.",
-            why="fp8 needs an Ada or Hopper GPU or newer (compute capability 8.9).",
-            fix="Set train.precision: auto, or use one of these GPUs.",
+            why="fp8 needs an Ada or Hopper GPU or newer (compute capability 8.9 or higher).",
+            fix="Set train.precision: auto, or use such a GPU.",
         )
     if wanted == "fp8" and importlib.util.find_spec("triton") is None:
         raise UsageError(
@@ -112,7 +112,7 @@ def pick_precision(wanted: str, device: torch.device) -> str:
     if wanted == "bf16" and not has_bf16:
         raise UsageError(
             what=f"{describe_device(device)} does not support bf16.",
-            why="bf16 needs an Ampere GPU or newer (compute capability 8.0).",
+            why="bf16 needs an Ampere GPU or newer (compute capability 8.0 or higher).",
             fix="Set train.precision: fp32, or rent a newer GPU.",
         )
     if wanted == "auto":
@@ -127,7 +127,7 @@ def has_fp8(device: torch.device) -> bool:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return the dense bf16 FLOP/s of one GPU, or None for CPU, MPS and unknown GPUs, which have no MFU."""
+    """Return one GPU's dense bf16 FLOP/s, or None for CPU, MPS and unknown GPUs, for which there is no MFU."""
     if device.type != "cuda":
         return None
     gpu = find_gpu(torch.cuda.get_device_name(device))

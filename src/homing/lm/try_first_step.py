@@ -3,9 +3,9 @@
     parameter count by part -> initial weights -> adapters if any -> 2 rows of the phase's data
     -> forward and backward -> is the loss plausible? -> is every trained tensor's gradient finite and non-zero?
 
-This finds problems on a laptop, for free, that would otherwise show up an hour later on a rented GPU. Weights or data
-that are missing or do not fit in this machine's memory are replaced by random numbers of the same shape, and the report
-lists them.
+On a laptop and for free, this finds problems that would otherwise show up an hour later on a rented GPU. Weights or
+data that are missing or do not fit in this machine's memory are replaced by random numbers of the same shape, and the
+report lists them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from homing.wire.run_json import Phase, Run
 
 __all__ = ["StepReport", "VerifyReport", "take_step", "verify"]
 
-BATCH, TOKENS = 2, 64  # number of rows, and tokens per row: typical sizes for a dummy batch
+BATCH, TOKENS = 2, 64  # number of rows, and number of tokens per row: typical sizes for a dummy batch
 
 # With fresh weights the logits vary a little, so the loss is about 0.1 nats above that of a uniform guess, and
 # repetitions in real text add a few tenths. With a wrong mask, a wrong scale or a head that sees its own target, the
@@ -71,7 +71,7 @@ class VerifyReport:
     grad_norm: float
     step_s: float
     problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # findings that deserve attention, but are not necessarily problems
+    notes: list[str] = field(default_factory=list)  # findings to look at, which may not be problems
     left_out: list[str] = field(default_factory=list)  # one sentence for each thing that was not checked
 
     @property
@@ -83,7 +83,7 @@ class VerifyReport:
 
 
 def verify(run: Run, run_dir: Path) -> VerifyReport:
-    """Verify a run and return a report with all problems found; raises only if the model cannot be built at all."""
+    """Verify a run and return a report of all problems found. Raises only if the model cannot be built at all."""
     check_shape(run.model)
     parts = count_params(run.model)
     num_params = sum(parts.values())
@@ -94,7 +94,7 @@ def verify(run: Run, run_dir: Path) -> VerifyReport:
     phase, started = run.phases[0], time.perf_counter()
     built = _build(here, phase)
     if phase.method == "full" and built.model.num_params() != sum(count_params(built.model.shape).values()):
-        problems.append(f"the model has {built.model.num_params():,} parameters, which does not match its shape.")
+        problems.append(f"the model has {built.model.num_params():,} parameters, but its shape implies another number.")
     batch, source, is_real = _batch(here, phase, built.model)
     step = take_step(
         built.model, batch.ids_RT, batch.targets_RT, segments_BT=batch.segments_RT,

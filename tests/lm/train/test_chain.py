@@ -341,7 +341,7 @@ def test_samples_of_a_chat_without_the_marks_of_turns_are_said_to_be_plain_once_
     said = go(tmp_path / "run", dataclasses.replace(run, model=dataclasses.replace(run.model, context=128)))
     messages = [line for line in said if "no <|im_start|> and no <|im_end|>" in line]
     assert len(messages) == 1
-    assert "samples of sft continue the prompt as plain text" in messages[0]
+    assert "sft samples continue the prompt as plain text" in messages[0]
     assert len(list((tmp_path / "run" / file_names.SAMPLES).iterdir())) == 4
     events = [json.loads(line) for line in (tmp_path / "run" / file_names.EVENTS).read_text().splitlines()]
     assert [(event["kind"], event["phase"]) for event in events if event["kind"] == "samples_plain"] == [
@@ -454,7 +454,7 @@ def test_an_id_past_the_vocabulary_in_a_conversation_is_named_before_it_reaches_
             batches.next()
         work.evaluate(cast(Decoder, _Listener()), lambda done, of: None)
 
-    with pytest.raises(DataError, match=rf"The {split} shards contain token id 65,279; the vocabulary ends at 271"):
+    with pytest.raises(DataError, match=rf"The {split} shards contain token id 65,279, but the vocabulary ends at 271"):
         look()
 
 

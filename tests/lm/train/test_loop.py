@@ -436,8 +436,8 @@ def test_out_of_memory_lowers_an_automatic_micro_batch_with_a_notice(
     go(tmp_path / "a", make_run(data_dir, num_steps=3, micro_batch=2))
     monkeypatch.setattr(Decoder, "loss", tight)
     _, said = go(tmp_path / "b", make_run(data_dir, num_steps=3, micro_batch=0))
-    assert any("micro-batch 8 -> 4" in line for line in said)
-    assert any("micro-batch 4 -> 2" in line for line in said)
+    assert any("micro-batch lowered from 8 to 4" in line for line in said)
+    assert any("micro-batch lowered from 4 to 2" in line for line in said)
     assert figures(tmp_path / "a") == figures(tmp_path / "b")
     manifest = checkpoint_files.verify(tmp_path / "b/checkpoints/pretrain" / file_names.step_dir(3))
     assert manifest.choices["micro_batch"] == 2
@@ -682,7 +682,7 @@ def test_an_id_past_the_vocabulary_is_named_before_it_reaches_the_model(tmp_path
     run = make_run(tmp_path / "data")
     shard = tmp_path / "data" / file_names.shard_name(split, 0)
     shard.write_bytes(b"\xff\xfe" * (shard.stat().st_size // 2))
-    with pytest.raises(DataError, match=rf"The {split} shards contain token id 65,279; the vocabulary ends at 271"):
+    with pytest.raises(DataError, match=rf"The {split} shards contain token id 65,279, but the vocabulary ends at 271"):
         go(tmp_path / "run", run)
 
 
@@ -753,7 +753,7 @@ def test_the_program_explains_a_mistake_in_lines_and_not_in_a_traceback(tmp_path
     with program(tmp_path / "absent") as child:
         out, err = child.communicate(timeout=120)
     assert child.returncode == 1
-    assert "error: There is no run directory" in err
+    assert "error: The run directory" in err
     assert "Traceback" not in err
     assert out.startswith("Training failed | state failed | exit 1")
 

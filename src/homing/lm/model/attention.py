@@ -132,7 +132,7 @@ def attend(
 ) -> Tensor:
     """Compute causal attention from the new positions to themselves and to the cached ones, if there is a cache.
 
-    `mask` comes from `packed_rows` and is used only without a cache.
+    `mask` comes from `packed_rows`, and is used only if there is no cache.
     """
     if mask is not None:
         return attend_inside(q_BHTK, k_BGTK, v_BGTK, mask)
@@ -184,7 +184,7 @@ class RowCache(KVCache):
             per_prompt[:, :, :, :, :places] = source.unsqueeze(2)
 
     def look(self) -> None:
-        """Compute which positions each row may attend to. Call once per step; the result is used in all layers."""
+        """Compute which positions each row may attend to. Call once per step: all layers use the result."""
         # Undo the decoder's update of `length`, which assumes that all rows are at the same position.
         self.length = 0
         torch.gt(self._at_S, self.places_B.unsqueeze(1), out=self._is_ahead_BS)

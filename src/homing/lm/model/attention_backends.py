@@ -95,7 +95,7 @@ def race_segments(shape: Model, device: torch.device, dtype: torch.dtype, is_tim
     segments_BT = lengths.expand(len(heads[0]), -1)
 
     def by(is_flex: bool) -> Attend:
-        masks: dict[tuple[int, int], Any] = {}  # each mask is created at first use: for a long row it is large
+        masks: dict[tuple[int, int], Any] = {}  # each mask is created at first use, because it is large for a long row
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             rows, length = len(q), q.shape[2]
@@ -183,7 +183,7 @@ def _heads(shape: Model, device: torch.device, dtype: torch.dtype) -> tuple[Tens
 
 
 def _few(heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return a part of `heads` on which to compare kernels: one row, two KV heads and their queries, few positions.
+    """Return a part of `heads` for comparing kernels: one row, two KV heads with their queries, and few positions.
 
     This part is small because the reference (math) keeps all scores in memory, and the GPU may be small.
     """

@@ -33,7 +33,7 @@ from homing.wire.run_json import Lora, Model
 
 __all__ = ["Decoder", "init_weights"]
 
-MOST_SHAPES = 64  # maximum number of graphs that torch.compile may create per function; the default is 8
+MOST_SHAPES = 64  # maximum number of graphs that torch.compile may create per function (torch's default is 8)
 MUON_SHARES = {"gate_proj.weight": 0.7, "up_proj.weight": 0.7, "lm_head.weight": 0.04}
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
@@ -49,7 +49,7 @@ class Block(nn.Module):
     def forward(
         self, x_BTD: Tensor, y_BTD: Tensor | None, cos: Tensor, sin: Tensor, cache: KVCache | None, mask: Any = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the residual stream and the block's output separately, because the next norm kernel adds them."""
+        """Return the residual stream and the block's output separately, because the next norm's kernel adds them."""
         x_BTD, normed = self.input_layernorm.of_sum(x_BTD, y_BTD)
         y_BTD = self.self_attn(normed, cos, sin, cache, mask)
         x_BTD, normed = self.post_attention_layernorm.of_sum(x_BTD, y_BTD)
@@ -105,7 +105,7 @@ class Decoder(nn.Module):
         self.has_flex = False
         self.model: Stack | SwiftStack = SwiftStack(shape) if shape.family == "swift" else Stack(shape)
         self.softcap = SOFTCAP if shape.family == "swift" else 0.0
-        # A tied head is the embedding itself and not a separate parameter, as in the files of transformers.
+        # A tied head is the embedding itself and not a separate parameter, as in files saved by transformers.
         self.lm_head = None if shape.is_tied else Linear(shape.width, padded_vocab(shape))
         # The adapter settings, set by lora.add_lora. If set, the base weights are frozen, and only the adapters are
         # trained and saved.

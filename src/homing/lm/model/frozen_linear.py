@@ -123,7 +123,7 @@ class Adapter(nn.Module):
         self.scale, self.dropout, self.clock = 1.0, 0.0, clock
         # The salt is not registered as a buffer, so that it stays on the CPU when the model moves.
         self.salt = torch.tensor(salt, dtype=torch.int64, device="cpu")
-        self.lengths: Tensor | None = None  # DoRA's row norms, as of the last call of `hold_lengths`
+        self.lengths: Tensor | None = None  # DoRA's row norms, as of the last call to `hold_lengths`
         self.is_held = False
 
     @torch.no_grad()
@@ -341,7 +341,7 @@ def _row_norms(stored: list[Tensor], a_rD: Tensor, b_fr: Tensor, scale: float) -
 
 @dataclass(frozen=True)
 class _Part:
-    """The position of one layer within the joint product of several layers."""
+    """The position of one layer within a matrix product that computes several layers."""
 
     number: int
     width: int
@@ -433,7 +433,7 @@ def _mix(*numbers: int) -> int:
 
 
 def lora_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the adapters' tensors in fp32 under peft's names, as stored in adapter_model.safetensors."""
+    """Return a dict of the adapters' tensors in fp32, with peft's names, as stored in adapter_model.safetensors."""
     return {_peft_name(name): p.detach() for name, p in model.named_parameters() if ".adapter." in name}
 
 

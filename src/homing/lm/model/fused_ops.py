@@ -3,7 +3,7 @@
     swiglu(gate_up)      silu(gate) * up                      rotate(qkv, ...) norm and RoPE of queries and keys
     sum_norm(x, y, ...)  x + y, and the norm of this sum
 
-Each op is opaque to torch.compile, which optimizes everything around it. `has_kernels` tells whether the ops can be
+Each op is opaque to torch.compile, which optimizes everything around it. `has_kernels` returns whether the ops can be
 used. If not, callers use an equivalent in plain torch.
 
 Shapes: N tokens, H query heads, G KV heads, K head size, F feed-forward width.

@@ -103,8 +103,8 @@ def load_base(
 ) -> str:
     """Fill and freeze a Decoder on the meta device, one tensor at a time; return the sha256 of all weights.
 
-    The hash does not depend on the order of the tensors or on the files they came from. Raises a DataError that names
-    the tensors that do not fit.
+    The hash does not depend on the order of the tensors or on the files they came from. Raises DataError, listing all
+    tensors that do not fit.
     """
     # Remember only the shapes: a reference to a parameter would prevent it from being freed once it has been converted.
     wanted = {name: tuple(model.cut_padding(name, p).shape) for name, p in model.named_parameters()}
@@ -232,7 +232,7 @@ def is_same(one: Lora, other: Lora) -> bool:
 
 
 def adapters_now(model: Decoder) -> dict[str, Adapter | None]:
-    """Return layer name -> copy of its current adapter, or None if the adapter has no effect yet because B is zero."""
+    """Return a dict from layer name to a copy of its adapter, or to None if B is zero (so it has no effect yet)."""
     return {
         name: copy.deepcopy(adapter).requires_grad_(False) if bool(adapter.lora_B.any()) else None
         for name, layer in _adapted_layers(model)
@@ -282,7 +282,7 @@ def begin_step(model: Decoder, step: int, first_row: int = 0) -> None:
 
 
 def describe(model: Decoder) -> str:
-    """Return a log line that states what is trained, how the base is stored and, for NF4, what dequantizes it."""
+    """Return a log line that states what is trained, how the base is stored and, for NF4, how it is dequantized."""
     assert model.lora is not None, "a model without adapters"
     chosen = ", ".join(_expand(model.lora.targets))
     ways = [word for word, is_on in (("rsLoRA", model.lora.is_rslora), ("DoRA", model.lora.is_dora)) if is_on]

@@ -4,8 +4,9 @@
 
 With a vocabulary of 32,768 the fp32 logits of 64k tokens are 8.6 GB, and the backward pass would need twice that. The
 forward pass computes each chunk's gradients while its logits are in memory, because the backward pass only multiplies
-them by one factor. That takes three matmuls, as many as usual, but only the memory of one chunk. On CUDA, one kernel
-replaces a chunk of logits, in the dtype of h, by its gradient in place; without CUDA or Triton, plain torch does this.
+them by one factor. That takes three matmuls, as many as the usual method, but only as much memory as one chunk needs.
+On CUDA, one kernel replaces a chunk of logits, in the dtype of h, by its gradient in place; without CUDA or Triton,
+plain torch does this.
 
 The op is opaque to torch.compile: if traced, the chunks would be scheduled together and all be in memory at once.
 
@@ -189,7 +190,7 @@ def _differentiate_by_kernel(
 
 
 def _add_product(sum_PD: Tensor, left_Pn: Tensor, right_nD: Tensor) -> None:
-    """Add left @ right to the sum in fp32, even for bf16 factors: CUDA matmuls can write wider types than they read."""
+    """Add left @ right to the sum in fp32, even if both are bf16: CUDA matmuls can output a wider dtype."""
     if sum_PD.is_cuda and left_Pn.dtype != torch.float32:
         torch.addmm(sum_PD, left_Pn, right_nD, out_dtype=torch.float32, out=sum_PD)
     elif left_Pn.dtype == torch.float32:

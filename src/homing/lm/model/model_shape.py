@@ -42,7 +42,7 @@ VALUE_GATE_CHANNELS = 12
 SMEAR_GATE_CHANNELS = 24
 
 # The vocabulary is padded to a multiple of this, because tensor cores work on whole tiles. The padding rows exist only
-# in memory: they are masked in the loss and the logits, and cut from everything written to disk.
+# in memory: they are masked in the loss and the logits, and removed from everything that is written to disk.
 VOCAB_MULTIPLE = 64
 _MAX_LISTED = 12  # maximum number of problems listed in an error message
 MAX_CONTEXT = 2**21  # twice the longest context that any open model claims to support
@@ -137,7 +137,7 @@ def _count_swift(shape: Model, q_width: int, kv_width: int) -> dict[str, int]:
 
 
 def has_value_embedding(shape: Model, layer: int) -> bool:
-    """Return whether a layer of `swift` has a value embedding: every second one, including the last."""
+    """Return whether a layer in `swift` has a value embedding: every second layer does, including the last."""
     return layer % 2 == (shape.num_layers - 1) % 2
 
 

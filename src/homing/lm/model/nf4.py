@@ -114,7 +114,7 @@ def dynamic_map(*, is_signed: bool, device: torch.device) -> Tensor:
     for decade in range(7):
         num = 2**decade if is_signed else 2 ** (decade + 1)
         edges = torch.linspace(0.1, 1.0, num + 1, dtype=torch.float32, device="cpu")
-        # The middles are computed in fp32, to match bitsandbytes exactly.
+        # Compute the midpoints in fp32, to match bitsandbytes exactly.
         middles = (10.0 ** (decade - 6) * ((edges[:-1] + edges[1:]) / 2.0)).tolist()
         steps += [*middles, *(-middle for middle in middles)] if is_signed else middles
     return torch.tensor(sorted(steps), dtype=torch.float32, device="cpu").to(device)

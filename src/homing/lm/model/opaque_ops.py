@@ -2,9 +2,9 @@
 
     @opaque("swiglu", like=...)     `like` is a function that returns empty outputs of the right shape and dtype
 
-torch's own decorator checks gradients, mutated arguments and aliasing on the host at every call, which slows down small
-batches. Our ops are called from autograd functions that make these checks unnecessary, so they are registered directly.
-An op must not mutate its arguments or return one of them.
+At every call, torch's own decorator checks gradients, mutated arguments and aliasing on the host, which slows down
+small batches. Our ops are called from autograd functions that make these checks unnecessary, so they are registered
+directly. An op must not mutate its arguments or return one of them.
 """
 
 from __future__ import annotations

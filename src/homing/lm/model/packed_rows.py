@@ -71,7 +71,7 @@ def _plain_mask(begun_BT: Tensor) -> Tensor:
 
 
 def _block_mask(begun_BT: Tensor) -> Any:
-    """Build the mask from the first and last segment of each block; torch's own method evaluates all T x T pairs."""
+    """Build the mask from the first and last segment of each block, unlike torch, which evaluates all T x T pairs."""
     from torch.nn.attention.flex_attention import BlockMask
 
     T = begun_BT.shape[1]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 __all__ = ["chosen", "expand_heads", "sdpa", "set_chosen"]
 
-_chosen = "auto"  # attention kernel of this process, set by `attention_backends.use_attention`
+_chosen = "auto"  # the attention kernel that this process uses, set by `attention_backends.use_attention`
 
 
 def chosen() -> str:
@@ -53,8 +53,8 @@ def expand_heads(x_BGSK: Tensor, num_heads: int) -> Tensor:
 
 
 def _takes_groups(q_BHTK: Tensor, mask: Tensor | None, has_cudnn: bool) -> bool:
-    # The math kernel supports grouped heads. It is acceptable if the user chose it, or for a single new position, where
-    # its memory is not quadratic.
+    # The math kernel supports grouped heads. Use it if the user chose it, or for a single new position, where its
+    # memory use is not quadratic.
     if _chosen == "math" or q_BHTK.shape[2] == 1:
         return True
     if mask is not None or q_BHTK.dtype == torch.float32:

@@ -150,7 +150,7 @@ class SwiftStack(nn.Module):
         return [block for block in self.layers if isinstance(block, SwiftBlock)]
 
     def begin(self, x_BTD: Tensor, cache: KVCache | None, is_start_BT: Tensor | None = None) -> Tensor:
-        """Return each token's normalized embedding plus a part of the previous token's, if both are in one segment."""
+        """Return each token's normalized embedding, plus part of the previous token's if both are in one segment."""
         x_BTD = _norm(x_BTD, self.shape.norm_eps)
         before = cache.embedded_B1D if cache is not None else None
         if before is None:

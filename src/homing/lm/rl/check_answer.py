@@ -42,7 +42,7 @@ def final_number(text: str) -> Decimal | None:
     found = _NUMBER.findall(after if mark else text)
     if not found:
         return None
-    # The first number after the #### marker is the answer; ignore the rest of the text.
+    # The answer is the first number after the #### marker; ignore the rest of the text.
     written = found[0] if mark else found[-1]
     try:
         return Decimal(written.replace(",", "").replace("$", "").replace("\u2212", "-"))

@@ -66,7 +66,7 @@ def token_weights(
     advantage_RT: Tensor, is_learned_RT: Tensor, policy: Policy, *, now_RT: Tensor | None = None,
     sampled_RT: Tensor | None = None, start_RT: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
-    """Return the loss weight of each token, and metrics about these weights.
+    """Return each token's loss weight, and metrics on these weights.
 
     `now`, `sampled` and `start` are log-probabilities of the targets under the current weights, the weights at sampling
     time and the phase's initial weights. Each is None if it would have no effect.

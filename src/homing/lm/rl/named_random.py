@@ -20,11 +20,11 @@ from torch import Tensor
 
 __all__ = ["BITS", "draws", "pick_rows", "source"]
 
-BITS = 31  # size of a draw; the product of two 31-bit integers fits in 64 bits
+BITS = 31  # number of bits in a random integer; the product of two 31-bit integers fits in 64 bits
 
 
 def source(*name: object) -> np.random.Generator:
-    """Return a random generator that depends only on `name`, for generating and shuffling questions."""
+    """Return a random generator, seeded only by `name`, for generating and shuffling questions."""
     return np.random.Generator(_philox(name))
 
 

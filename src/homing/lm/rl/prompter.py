@@ -21,7 +21,7 @@ from homing.wire.chat_template import Turns, Unreadable, read_chat_template
 
 __all__ = ["Prompter", "chatml", "in_turns", "stop_ids_of", "template_sha256"]
 
-_TURN_ENDS = (IM_END, "<|eot_id|>")  # end-of-turn tokens of homing and Qwen, and of Llama 3
+_TURN_ENDS = (IM_END, "<|eot_id|>")  # end-of-turn tokens: the first for homing and Qwen, the second for Llama 3
 
 
 class Prompter:
@@ -66,7 +66,7 @@ def in_turns(turns: Turns, tokenizer: Tokenizer, messages: Sequence[dict[str, st
         )
     ids: list[int] = []
     text = ""
-    # One marker may be a prefix of another, so try the longest first.
+    # A marker may be a prefix of another one, so try the longest first.
     names_of = sorted(turns.markers, key=len, reverse=True)
     marker = re.compile(f"({'|'.join(map(re.escape, names_of))})" if names_of else r"((?!))")
     for message, before in zip([*messages, None], between, strict=True):

@@ -33,7 +33,7 @@ _HELD_OUT_OF = 10  # one out of this many questions is held out
 
 @dataclass(frozen=True)
 class Question:
-    text: str  # the question as text, which is passed to a reward.py
+    text: str  # the question as text, as passed to reward.py
     ids: tuple[int, ...]  # ids of the prompt, up to where the answer begins
     answer: str  # the known answer; "" if there is none
 

@@ -31,7 +31,7 @@ _NEW_USERS_AND_NO_NETWORK = 0x10000000 | 0x40000000  # CLONE_NEWUSER | CLONE_NEW
 _OWN_PROCESS_NUMBERS = 0x20000000  # CLONE_NEWPID
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _TAKE_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
-_KILL_S = 5.0  # time limit for killing descendants; each round finds processes that were started since the previous one
+_KILL_S = 5.0  # time limit for killing descendants; each pass finds processes that were started since the previous pass
 _MOST_FILE_BYTES = 64 * 1024**2
 
 
@@ -73,13 +73,13 @@ def watch_over(work: Callable[[], None], *, is_twice: bool = False) -> None:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
         if parent != 1 and os.getppid() not in (parent, 0):
-            os._exit(1)  # the parent ended before PDEATHSIG was set
+            os._exit(1)  # the parent exited before PDEATHSIG was set
         work()
         os._exit(0)
     for pipe in (0, 1):
-        os.close(pipe)  # so that the trainer notices at once when the worker ends
+        os.close(pipe)  # close the supervisor's copies, so that the trainer notices at once when the worker exits
     while True:
-        pid, status = os.wait()  # also returns orphans, which Linux reparents to this process
+        pid, status = os.wait()  # also returns for orphans, which Linux reparents to this process
         if pid == child:
             break
     if parent != 1:  # if pid 1 of a namespace ends, Linux kills all other processes in it
@@ -171,7 +171,7 @@ def load(path: str) -> Callable[[str, str, str], Any]:
 
 
 def problem_of(error: BaseException, path: str) -> dict[str, Any]:
-    """Return the error as a response, with the line number in the user's file where it occurred."""
+    """Return the error as a response, with the number of the line in the user's file that caused it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     if isinstance(error, SyntaxError) and error.filename == path and error.lineno:
         lines.append(error.lineno)

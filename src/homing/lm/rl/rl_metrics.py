@@ -20,7 +20,7 @@ _EQUAL = "all rewards of a prompt are equal, so nothing is learned"
 
 @dataclass(frozen=True)
 class Graded:
-    """The data recorded about one sample."""
+    """The data that is recorded for one sample."""
 
     task: str
     length: int

@@ -202,7 +202,7 @@ class _Rows:
         self.last = np.array([ids[-1] for ids in prompts], dtype=np.int64)
         self.places = np.array([len(ids) - 1 for ids in prompts], dtype=np.int64)
         self.is_open = np.ones(len(prompts), dtype=bool)
-        self.was_open = self.is_open  # `is_open` before the most recent token
+        self.was_open = self.is_open  # the value of `is_open` before the most recent token
         self.is_ended = np.zeros(len(prompts), dtype=bool)
         self.lengths = np.zeros(len(prompts), dtype=np.int64)
         self.pending: list[list[int]] = [[] for _ in prompts]  # tokens of a tool's result that are still to be inserted
@@ -251,7 +251,7 @@ class _Rows:
 
 
 def _embedded_before_last(model: Decoder, ids_PT: Tensor, lengths: list[int], repeats: int) -> Tensor:
-    """Return each prompt's second-to-last token embedding, part of which `swift` adds to the last token's embedding."""
+    """Return the embedding of each prompt's second-to-last token. `swift` adds part of it to the last one's."""
     before = torch.tensor([[max(0, length - 2)] for length in lengths], device=ids_PT.device)
     x_P1D = look_up(ids_PT.gather(1, before), model.model.embed_tokens.weight, model.compute_dtype)
     x_P1D = nn.functional.rms_norm(x_P1D, x_P1D.shape[-1:], eps=model.shape.norm_eps)
@@ -290,7 +290,7 @@ class Decoding:
 
 def _pick(logits_BV: Tensor, *, draws_B: Tensor, temperature: float, top_k: int) -> tuple[Tensor, Tensor]:
     logs_BV = torch.log_softmax(logits_BV, dim=-1)
-    # Clamp, because a probability of 0 must contribute nothing, but its logarithm is infinite.
+    # Clamp the logarithm: it is infinite for a probability of 0, which must contribute nothing.
     entropy_B = -(logs_BV.exp() * logs_BV.clamp(min=-1e4)).sum(dim=-1)
     return pick_rows(logits_BV, draws_B, temperature=temperature, top_k=top_k), entropy_B
 

@@ -40,7 +40,7 @@ _MOST_TRIES = 1000
 
 
 class Asked:
-    """A task. Prompts with more than `room` tokens are skipped and counted in `num_too_long`."""
+    """A task of an rl phase. Prompts with more than `room` tokens are skipped and counted in `num_too_long`."""
 
     def __init__(
         self, task: RlTask, number: int, *, seed: int, tokenizer: Tokenizer, prompter: Prompter, data_dir: Path,
@@ -59,7 +59,7 @@ class Asked:
 
     @property
     def num_questions(self) -> int:
-        """Number of training questions from the file; 0 if they are generated."""
+        """The number of training questions in the file; 0 if questions are generated."""
         return len(self._train)
 
     def draw(self, count: int) -> Question:

@@ -32,7 +32,7 @@ __all__ = ["OwnReward"]
 _START_S = 60.0  # time limit for starting the process, including the imports in reward.py
 _KILL_S = 5.0
 _LAST_WORD_S = 2.0
-_MOST_ANSWER_BYTES = 1 << 16  # a response contains a number, or an error message of up to 500 characters
+_MOST_ANSWER_BYTES = 1 << 16  # maximum size of a response (a number, or up to 500 characters of an error message)
 _PROCESS = Path(__file__).with_name("reward_process.py")
 
 

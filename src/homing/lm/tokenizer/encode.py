@@ -1,13 +1,13 @@
 """Encodes documents at full speed with gigatoken, loaded from tokenizer.json without its special tokens.
 
-With them, text that spells <|endoftext|> would be encoded as the special id. Leaving them out does not change any other
-id, because the vocabulary defines the ids; special ids are simply never produced.
+If they were loaded, the text "<|endoftext|>" would be encoded as the special id. Leaving them out does not change any
+other id, because the vocabulary defines the ids. Special ids are never produced.
 
-gigatoken is young, so it is verified: at each start `prove` also encodes difficult strings and the beginning of the
-user's own text with `tokenizers`, and a single different id stops the run. There is no fallback encoder, because shards
-must not depend on which encoder happened to work. The one known difference, letters of Unicode 17, is handled per
-document. Third-party tokenizers, which gigatoken may not support, use `TheirEncoder`; tokenizer.json alone determines
-which encoder is used, before any text is read.
+gigatoken is a new library, so it is verified: at each start, `prove` also encodes difficult strings and the beginning
+of the user's own text with `tokenizers`. If a single id differs, the run stops. There is no fallback encoder, because
+shards must not depend on which encoder happened to work. The one known difference, letters of Unicode 17, is handled
+per document. Third-party tokenizers, which gigatoken may not support, use `TheirEncoder`; tokenizer.json alone
+determines which encoder is used, before any text is read.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ AWKWARD = [
 
 
 def warm_up() -> None:
-    """Import what `Encoder` needs, ahead of time."""
+    """Import the slow modules that `Encoder` needs, ahead of time."""
     # gigatoken returns an awkward array, and importing that package takes half a second.
     for module in ("awkward", "numpy.ma"):
         importlib.import_module(module)
@@ -76,7 +76,7 @@ class Encoder:
         self._reference: Tokenizer | None = None  # loaded at first use
 
     def encode(self, documents: Sequence[bytes]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """Return all ids concatenated, and the offset of each document, then the end. Thread-safe."""
+        """Return all ids concatenated, and each document's offset followed by the total length. Thread-safe."""
         if not documents:
             return np.empty(0, dtype=np.uint32), np.zeros(1, dtype=np.int64)
         odd = [number for number, document in enumerate(documents) if has_new_letter(document)]
@@ -88,7 +88,7 @@ class Encoder:
         return np.asarray(rows.content.data, dtype=np.uint32)[starts[0] : starts[-1]], starts - starts[0]
 
     def _encode_rows(self, documents: Sequence[bytes]) -> Any:
-        """Return gigatoken's own array. While a thread is encoding, the backend is not replaced."""
+        """Return gigatoken's own array. The backend is never replaced while a thread is encoding."""
         from gigatoken import BytesSource
 
         with self._turn:
@@ -96,7 +96,7 @@ class Encoder:
                 if self._num_encoding:
                     self._turn.wait()
                 else:
-                    # Free the old backend first: two at once caused the peak memory use of a long prep.
+                    # Free the old backend first: having two at once caused the peak in memory use of a long prep run.
                     self._backend = None
                     release_free_memory()
                     self._backend, self._num_bytes = self._load(), 0
@@ -112,7 +112,7 @@ class Encoder:
     def _encode_by_parts(
         self, documents: Sequence[bytes], odd: list[int]
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """Like `encode`, but use `tokenizers` for the parts with new letters in the documents with indices `odd`."""
+        """Like `encode`, but encode new letters, which occur in the documents `odd`, with `tokenizers`."""
         split = {number: parts_by_new_letters(documents[number]) for number in odd}
         parts = [split.get(number, [(False, document)]) for number, document in enumerate(documents)]
         ids, starts = self.encode([part for row in parts for is_odd, part in row if not is_odd])
@@ -132,7 +132,7 @@ class Encoder:
     def prove(self, documents: Sequence[bytes]) -> Proof:
         """Start a comparison with `tokenizers` on AWKWARD and `documents`.
 
-        The caller checks the returned proof from time to time and at the end.
+        The caller calls `check` on the returned Proof from time to time, and at the end.
         """
         texts = [text.encode() for text in AWKWARD] + list(documents)
         ids, starts = self.encode(texts)
@@ -149,7 +149,7 @@ class Encoder:
 
         try:
             return load_hf_json(self._json)
-        except Exception as exc:  # the package passes on any exception from its parser
+        except Exception as exc:  # the package lets any exception from its parser through
             raise DataError(
                 what=f"Cannot load the tokenizer {self._path}.",
                 why=str(exc),
@@ -169,7 +169,7 @@ class Proof:
         self._thread.start()
 
     def check(self, *, is_last: bool = False) -> None:
-        """Raise if a difference has been found; with `is_last`, wait until everything is compared."""
+        """Raise if a difference has been found; with `is_last`, first wait until everything has been compared."""
         if is_last:
             self._thread.join()
         if self._error is not None:
@@ -190,7 +190,8 @@ def _not_identical(encoder: str, text: bytes, got: list[int], wanted: list[int])
     at = next((i for i, (a, b) in enumerate(zip(got, wanted, strict=False)) if a != b), min(len(got), len(wanted)))
     return IntegrityError(
         what="The encoder and tokenizer.json give different ids for the same text.",
-        why=f"Token {at} of {text[:60]!r}: {encoder} {got[at : at + 4]}, tokenizers {wanted[at : at + 4]}.",
+        why=f"For {text[:60]!r}, the ids from token {at} on are {got[at : at + 4]} with {encoder}"
+        f" but {wanted[at : at + 4]} with tokenizers.",
         fix="Install the versions in constraints.txt: pip install -c constraints.txt gigatoken tokenizers",
     )
 
@@ -217,7 +218,7 @@ _FIRST_BYTES = sorted({start[:1] for start in _STARTS})
 _IS_START = np.zeros(1 << 16, dtype=bool)
 _IS_START[[int.from_bytes(start, "big") for start in _STARTS]] = True
 # Places where both of our split patterns end a word regardless of context, so that both sides can be encoded
-# separately: after a line end between two visible characters, and before a space between two letters.
+# separately: after a line break between two visible characters, and before a space between two letters.
 _LINE_END = re.compile(rb"\n(?<=[!-~]\n)(?=[!-~])")
 _SPACE = re.compile(rb" (?<=[A-Za-z] )(?=[A-Za-z])")
 
@@ -226,7 +227,7 @@ def has_new_letter(document: bytes) -> bool:
     """Return whether `document`, which must be UTF-8, contains a character in NEW_LETTERS."""
     if document.isascii() or not any(byte in document for byte in _FIRST_BYTES):
         return False
-    if len(document) > 1000:  # for short documents this check is not worth the effort
+    if len(document) > 1000:  # not worthwhile for short documents
         data = np.frombuffer(document, dtype=np.uint8)
         at = np.flatnonzero(data >= 0xE0)  # the character has three or four bytes, so a second byte exists
         if not _IS_START[(data[at].astype(np.uint16) << 8) | data[at + 1]].any():
@@ -235,7 +236,7 @@ def has_new_letter(document: bytes) -> bool:
 
 
 def parts_by_new_letters(document: bytes) -> list[tuple[bool, bytes]]:
-    """Split the document into parts with (True) and without new letters, which can be encoded independently."""
+    """Split the document into parts that can be encoded independently, with True if a part has new letters."""
     parts: list[tuple[bool, bytes]] = []
     for line in _cut(document, _LINE_END, 1):
         if has_new_letter(line):
@@ -276,7 +277,7 @@ class TheirEncoder:
         self._batch_bytes = _BATCH_BYTES_PER_CORE * min(os.cpu_count() or 1, _MOST_CORES)
 
     def encode(self, documents: Sequence[bytes]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """Return all ids concatenated, and the offset of each document, then the end. Thread-safe."""
+        """Return all ids concatenated, and each document's offset followed by the total length. Thread-safe."""
         rows = [part for row in self._rows(documents) for part in (row, self._end)]
         sizes = [len(text) + len(end) for text, end in zip(rows[::2], rows[1::2], strict=True)]
         ids = np.concatenate(rows) if rows else np.empty(0, dtype=np.uint32)

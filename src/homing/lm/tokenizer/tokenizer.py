@@ -2,7 +2,7 @@
 
 Our special tokens have the ids 0, 1, 2, ... before the 256 bytes and the merges. `standard` has all sixteen, so that
 chat and tools need no new embedding rows later; `one` has only <|endoftext|>, so that a vocabulary of N has N - 257
-merges. Text that spells a special token never becomes its id: only homing's own code puts these ids into a stream.
+merges. A special token's name in a text never becomes its id: only homing's own code puts these ids into a stream.
 
 Bytes are written as printable characters, one to one, as in every byte-level BPE (GPT-2's table).
 
@@ -100,14 +100,14 @@ def specials_named(name: str) -> list[str]:
     if name not in SPECIALS:
         raise DataError(
             what=f"Unknown set of special tokens: {name!r}",
-            why=f"Known: {', '.join(SPECIALS)}.",
+            why=f"Known sets: {', '.join(SPECIALS)}.",
             fix="Set tokenizer.specials to one of these.",
         )
     return SPECIALS[name]
 
 
 def lacks_turns(specials: Container[str]) -> list[str]:
-    """Return the turn markers (<|im_start|>, <|im_end|>) that are missing from these specials."""
+    """Return the turn markers (<|im_start|>, <|im_end|>) that are missing from these special tokens."""
     return [mark for mark in (IM_START, IM_END) if mark not in specials]
 
 
@@ -128,7 +128,7 @@ def as_text(token: bytes) -> str:
     return "".join([BYTE_TO_CHAR[byte] for byte in token])
 
 
-# Document tokens, by precedence: those of our and Qwen's tokenizers, of Llama 3's, of Llama 2's and Mistral's.
+# Document tokens in order of precedence: homing and Qwen, then Llama 3, then Llama 2 and Mistral.
 DOCUMENT_MARKS = (END_OF_TEXT, "<|begin_of_text|>", "<s>")
 TEXT_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")
 
@@ -137,7 +137,7 @@ class Tokenizer:
     def __init__(self, backend: Any, specials: dict[str, int], path: str = "tokenizer.json") -> None:
         self._backend = backend
         self._path = path  # shown in error messages
-        # Text that spells a special token stays text: only code may put a special id into a stream.
+        # The text of a special token is encoded as plain text: only code may put a special id into a stream.
         self._backend.encode_special_tokens = True
         # A tokenizer.json may configure truncation or padding, which must not apply here.
         self._backend.no_truncation()
@@ -151,7 +151,7 @@ class Tokenizer:
         self.stop_ids = [specials[mark] for mark in TEXT_ENDS if mark in specials] or [self.end_of_text_id]
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of the text, and never a special id, even if the text spells a special token."""
+        """Return the ids of the text. A special token's name in the text is encoded as plain text."""
         with panics_as_errors(self._path):
             return list(self._backend.encode(text, add_special_tokens=False).ids)
 
@@ -170,7 +170,7 @@ class Tokenizer:
         sizes, added = [0] * self.vocab_size, self._backend.get_added_tokens_decoder()
         for token, number in self._backend.get_vocab(with_added_tokens=True).items():
             if token not in self.specials:
-                # One character of the byte alphabet is one byte; added tokens are spelled literally.
+                # In the byte alphabet, each character represents one byte. Added tokens are stored as plain text.
                 sizes[number] = len(token.encode()) if number in added else len(token)
         return sizes
 
@@ -236,7 +236,8 @@ def read_tokenizer_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=2)
 def _parse(text: bytes) -> Any:
-    # Parsing creates tens of thousands of lists and no garbage: the collector would scan all of them again and again.
+    # Disable garbage collection: parsing creates tens of thousands of lists but no garbage, and the collector would
+    # scan all of them again and again.
     was_enabled = gc.isenabled()
     gc.disable()
     try:

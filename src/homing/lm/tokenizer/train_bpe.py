@@ -1,4 +1,4 @@
-"""Trains a BPE vocabulary: rustbpe counts and merges; we keep the merges that every reader can replay.
+"""Trains a BPE vocabulary with rustbpe, and keeps only merges that every reader of tokenizer.json can replay.
 
     documents -> rustbpe -> token bytes in the order they were merged -> (left, right) pairs
 
@@ -31,11 +31,11 @@ _PART_BYTES = 64 << 10
 
 
 def learn_merges(documents: Iterable[bytes], *, num_merges: int, split: str) -> list[tuple[bytes, bytes]]:
-    """Return up to `num_merges` pairs, best first; fewer if the text does not yield that many."""
+    """Return up to `num_merges` pairs, in the order in which they were merged."""
     import rustbpe
 
     if not num_merges:
-        for _ in documents:  # iterate anyway, because the caller's iterator also checks its text
+        for _ in documents:  # iterate even if no merges are needed, because the caller's iterator also checks its text
             pass
         return []
     trainer = rustbpe.Tokenizer()
@@ -47,7 +47,7 @@ def learn_merges(documents: Iterable[bytes], *, num_merges: int, split: str) -> 
     )
     tokens = [bytes(token) for token, _ in trainer.get_mergeable_ranks()[MIN_VOCAB:]]
     del trainer
-    release_free_memory()  # otherwise glibc keeps this memory while the encoder allocates more
+    release_free_memory()  # otherwise glibc would keep this memory while the encoder allocates more
     return replay_merges(tokens, num_merges)
 
 
@@ -99,7 +99,7 @@ def too_little_text(vocab_size: int, num_specials: int, num_merges: int) -> Data
     largest = num_specials + MIN_VOCAB + num_merges
     return DataError(
         what=f"The text is too small for a vocabulary of {vocab_size:,}: it yields only {num_merges:,} merges.",
-        why=f"{num_specials} specials, 256 bytes and {num_merges:,} merges make {largest:,};"
+        why=f"{num_specials} special tokens, 256 bytes and {num_merges:,} merges make a vocabulary of {largest:,};"
         " more text would yield more merges.",
-        fix=f"Set tokenizer.vocab_size in the run file (or --vocab-size) to {largest} or, better, well below.",
+        fix=f"Set tokenizer.vocab_size in the run file (or --vocab-size) to {largest} or, better, to much less.",
     )

@@ -35,7 +35,7 @@ def keep_large_blocks_out() -> None:
 
 
 def release_free_memory() -> None:
-    """Return free heap memory to the system. Takes milliseconds, during which other threads run."""
+    """Return free heap memory to the system. Takes milliseconds, and other threads continue to run meanwhile."""
     glibc = _glibc()
     if glibc is not None:
         glibc.malloc_trim(0)

@@ -71,7 +71,7 @@ class Facts:
     num_merges: int
     mark_id: int = 0  # put before each document
     end_id: int | None = None  # put after each document, if the model family has a separate token for this
-    why_slow: str = ""  # why only `tokenizers` can encode with it; "" if gigatoken can
+    why_slow: str = ""  # the reason why only `tokenizers` can encode with it; "" if gigatoken can too
 
 
 def build_tokenizer_json(merges: Sequence[tuple[bytes, bytes]], specials: Sequence[str], split: str) -> str:
@@ -144,7 +144,8 @@ def read_facts(path: Path) -> Facts:
 def _why_slow(data: dict[str, Any], special_ids: list[int], split: str | None, mark: str) -> str:
     """Return why gigatoken cannot encode with this tokenizer, or "".
 
-    gigatoken knows two split patterns and is loaded without added tokens; everything that could then differ is checked.
+    gigatoken knows only two split patterns and is loaded without added tokens. Everything that could cause different
+    ids is checked.
     """
     if split is None:
         return "it uses a custom pre-tokenizer"
@@ -160,7 +161,7 @@ def _why_slow(data: dict[str, Any], special_ids: list[int], split: str | None, m
 
 
 def _refuse_losing(data: dict[str, Any], path: Path) -> None:
-    """Raise DataError if the vocabulary lacks bytes (lost silently), or if dropout makes ids random."""
+    """Raise DataError if bytes are missing, which would be lost silently, or if dropout makes ids random."""
     why = ""
     if "ByteLevel" not in _types(data.get("pre_tokenizer")) + _types(data.get("normalizer")):
         why = "Its vocabulary is byte-level, but nothing in it converts text to bytes."
@@ -190,8 +191,8 @@ def _types(part: Any) -> list[str]:
 def pattern_named(name: str) -> str:
     if name not in SPLITS:
         raise DataError(
-            what=f"Unknown split: {name!r}",
-            why=f"Known: {', '.join(SPLITS)}. The encoder and llama.cpp support no others.",
+            what=f"Unknown split pattern: {name!r}",
+            why=f"Known patterns: {', '.join(SPLITS)}. The encoder and llama.cpp support no others.",
             fix="Set tokenizer.split to gpt4 or gpt2.",
         )
     return SPLITS[name]

@@ -748,7 +748,7 @@ def test_half_done_work_of_other_settings_is_not_continued(corpus: Path, monkeyp
 
 def test_two_preps_in_one_folder_are_refused(corpus: Path) -> None:
     order = order_of(corpus)
-    with work_folder.open_work(order.dir), pytest.raises(DataError, match="Another prep"):
+    with work_folder.open_work(order.dir), pytest.raises(DataError, match="Another homing prep"):
         run(order)
 
 

@@ -27,7 +27,7 @@ def test_every_missing_empty_or_short_file_is_in_one_error(tmp_path: Path) -> No
     os.truncate(tmp_path / "train-00002.idx", 8)
     with pytest.raises(DataError) as caught:
         open_split(tmp_path, manifest, "train")
-    assert "3 files damaged or missing" in caught.value.what
+    assert "3 files are damaged or missing" in caught.value.what
     assert "train-00000.bin: missing" in caught.value.why
     assert "train-00001.bin: empty" in caught.value.why
     assert "train-00002.idx: 8 bytes" in caught.value.why
@@ -48,7 +48,7 @@ def test_an_index_that_does_not_cover_its_shard_is_refused(tmp_path: Path) -> No
     manifest = make_data(tmp_path)
     index = tmp_path / "val-00000.idx"
     index.write_bytes(index.read_bytes()[8:] + b"\0" * 8)
-    with pytest.raises(DataError, match="1 file damaged or missing"):
+    with pytest.raises(DataError, match="1 file is damaged or missing"):
         open_split(tmp_path, manifest, "val")
 
 

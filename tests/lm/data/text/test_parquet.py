@@ -129,7 +129,7 @@ def test_a_missing_column_names_those_that_there_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "complaint"),
     [
-        (["a", None, "b"], r"a\.parquet:2: no text: column 'text' is null"),
+        (["a", None, "b"], r"a\.parquet:2 has no text: column 'text' is null"),
         ([1, 2, 3], "column 'text' is not text, but int64"),
         ([b"a", b"b", b"c"], "column 'text' is not text, but binary"),
         ([["a"], ["b"], ["c"]], "column 'text' is not text, but list"),
@@ -155,7 +155,7 @@ def not_utf8(texts: list[bytes]) -> pa.Array:
 
 def test_text_that_is_not_utf8_is_reported_with_its_row(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"text": not_utf8([b"good", b"sm\xf8rrebr\xf8d", b"good"])})
-    with pytest.raises(DataError, match=r"a\.parquet:2: not UTF-8: byte 0xf8 at offset 2"):
+    with pytest.raises(DataError, match=r"a\.parquet:2 is not UTF-8: byte 0xf8 at offset 2"):
         documents(path)
     (first, one), (second, other), (third, three) = rows(path)
     assert (first, one, second, third, three) == (1, {"text": "good"}, 2, 3, {"text": "good"})

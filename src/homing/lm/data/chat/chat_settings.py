@@ -122,8 +122,8 @@ def _check(order: ChatOrder) -> None:
     for source in order.chat:
         if source.weight < 0 or source.repeat < 1:
             raise DataError(
-                what=f"{source.path}: invalid weight {source.weight:g} or repeat {source.repeat}.",
-                why="weight must be 0 or more and repeat 1 or more.",
+                what=f"The weight ({source.weight:g}) or repeat ({source.repeat}) of {source.path} is invalid.",
+                why="`weight` must be at least 0, and `repeat` must be at least 1.",
                 fix="To leave a source out, remove it from the list.",
             )
 

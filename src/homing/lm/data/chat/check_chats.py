@@ -1,9 +1,10 @@
-"""Checks every line of chat files before anything is rented: kept, cut or skipped, with the reason and line number.
+"""Checks every line of chat files before anything is rented, and reports which lines are cut or skipped, and why.
 
     file -> lines -> form -> rules -> duplicate? -> in both splits? -> rendered -> does it fit?
 
-No line is silently fixed or replaced. A line is used unchanged, or up to the last answer that fits, or not at all, and
-each case is counted. Without a renderer (if there is no tokenizer yet), everything except the length is checked.
+No line is silently fixed or replaced. A line is kept unchanged, cut after the last answer that fits, or skipped, and
+the lines in each group are counted. If there is no renderer (because there is no tokenizer yet), everything except the
+length is checked.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from homing.lm.data.text.read_bytes import Reading
 
 __all__ = ["HARMLESS", "Doctor", "FileReport", "Finding", "Kept"]
 
-# Kinds of findings that are reported but do not require a fix in the file.
+# Kinds of findings that are reported, but do not require the user to fix the file.
 HARMLESS = frozenset({"duplicate", "too-long", "unanswered", "marker", "replacement", "unused-fields"})
-# Maximum number of findings to list. All findings are counted.
+# Maximum number of findings to list. The counts include all findings.
 MAX_FINDINGS = 10_000
 _AT_ONCE = 256  # conversations rendered together
 
@@ -89,7 +90,7 @@ class Doctor:
         return sum(file.num_faults for file in self.files)
 
     def sorted_findings(self) -> list[Finding]:
-        """Return the findings: faults first, then cuts and notes, each in the order of files and lines."""
+        """Return the findings: first faults, then cuts, then notes. Each group is sorted by file and line."""
         places = {file.path: number for number, file in enumerate(self.files)}
         actions = ("stops", "skipped", "cut", "kept")
         return sorted(self.findings, key=lambda f: (not f.is_fault, actions.index(f.action), places[f.path], f.line))
@@ -97,7 +98,7 @@ class Doctor:
     def examine(self, source: Source, side: str) -> Iterator[Kept]:
         """Yield the conversations to keep, in order.
 
-        This must be called for validation files first, because their conversations are skipped in training files.
+        Call this for the validation files first, because training files must not repeat conversations from them.
         """
         report = FileReport(source.path, side)
         self.files.append(report)
@@ -206,7 +207,7 @@ def _last_end(example: Example, limit: int) -> int:
 def _notes(
     conversation: Conversation, renderer: Renderer | None, value: Any, form: str, noted: set[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield notes about a line that is kept. Notes that concern the whole file are yielded once per file."""
+    """Yield notes about a line that is kept. A note about an unused field is yielded only once per file."""
     texts = [str(message["content"]) for message in conversation.messages]
     if any("\ufffd" in text for text in texts):
         yield "replacement", "contains U+FFFD, a sign of text decoded with the wrong encoding"

@@ -71,7 +71,7 @@ def to_messages(value: Any, form: str) -> Raw:
 
 
 def unused_fields(value: Any, form: str) -> list[str]:
-    """Return the fields that are not part of the conversation and are ignored."""
+    """Return the names of fields that are ignored because they are not part of the conversation."""
     return [] if form == "list" else sorted(value.keys() - _KNOWN[form])
 
 
@@ -111,7 +111,7 @@ def _from_pair(value: dict[str, Any]) -> list[Any]:
 
 def _from_sharegpt(turn: Any, number: int) -> Any:
     if not isinstance(turn, dict) or ("role" in turn and "from" not in turn):
-        return turn  # a turn that has role and content already has the form of a message
+        return turn  # a turn with role and content is already a message
     speaker = turn.get("from")
     if speaker == "function_call":
         call = _json_text(turn.get("value"), f"turn {number}: the function call")

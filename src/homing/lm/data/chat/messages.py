@@ -1,4 +1,4 @@
-"""Defines the data types of this package: a conversation, and a fault in a conversation."""
+"""Defines the data types used in this package: a conversation, and a fault in one."""
 
 from __future__ import annotations
 

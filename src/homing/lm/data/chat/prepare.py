@@ -1,8 +1,8 @@
 """Prepares the conversations of one phase: order -> checks -> train or val -> shards -> manifest (written last).
 
-Preparation can be repeated, and can be killed at any point: shards without a manifest are ignored, and an existing
-result for the same files, settings, tokenizer and template is reused. The findings about the files are stored next to
-the result, in report.json.
+Preparation can be killed at any point and started again: shards without a manifest are ignored, and an existing result
+for the same files, settings, tokenizer and template is reused. The findings about the files are stored next to the
+result, in report.json.
 
 A shard consists of three files: ids, index and mask. They are hashed while they are written, and always end with a
 complete conversation.
@@ -39,7 +39,7 @@ from homing.wire.shard_manifest import DataManifest, Shard, SourceFile, Split
 __all__ = ["MOST", "REPORT", "ConversationWriter", "Prepared", "prepare_chat"]
 
 REPORT = "report.json"
-MOST = 0.9  # the report gives the context length in which this fraction of conversations fits without being cut
+MOST = 0.9  # the report states the context length at which this fraction of conversations fits without being cut
 _MOST_FAULTS = 0.5  # prep fails if more than this fraction of a file's lines is invalid
 _MAX_FINDINGS = 200  # maximum number of findings listed in the report; all are counted
 
@@ -133,7 +133,7 @@ def _write_all(
         for kept in examine(file, "val"):
             _append(writers["val"], kept)
     sources: list[dict[str, Any]] = []
-    # number of conversations from validation files; it is added to the count of the first source below
+    # number of conversations from validation files; added to the first source's count below
     num_given = writers["val"].num_conversations
     for source, files in zip(order.chat, inputs.chat, strict=True):
         before = {name: writer.num_conversations for name, writer in writers.items()}
@@ -166,14 +166,14 @@ def _append(writer: ConversationWriter, kept: Kept) -> None:
 
 
 def _check(doctor: Doctor, inputs: ChatInputs, train: Split) -> None:
-    # Check validation files too, because faults in them matter just as much.
+    # Check validation files too, because invalid lines in them matter just as much.
     for file in doctor.files:
         if file.num_lines and file.num_faults > _MOST_FAULTS * file.num_lines:
             first = next(f for f in doctor.findings if f.path == file.path and f.is_fault)
             raise DataError(
                 what=f"{file.path}: {file.num_faults:,} of {file.num_lines:,} lines are invalid.",
                 why=f"First problem: {first}",
-                fix=f"List them all: homing data check {shlex.quote(file.path)}",
+                fix=f"Fix these lines. To list them all, run: homing data check {shlex.quote(file.path)}",
             )
     if not train.num_documents:
         why = ", ".join(f"{count:,} {kind}" for kind, count in doctor.counts.most_common(5))
@@ -244,7 +244,7 @@ def _report(doctor: Doctor, manifest: DataManifest) -> dict[str, Any]:
 
 
 def _fit(doctor: Doctor, context: int) -> dict[str, Any]:
-    """Return how many conversations exceed the context, and the context in which the fraction MOST would fit uncut."""
+    """Return how many conversations exceed the context, and the context that would fit the fraction MOST uncut."""
     needed = sorted(length for lengths in doctor.lengths.values() for length in lengths)
     return {
         "num_conversations": len(needed),
@@ -257,7 +257,7 @@ def _fit(doctor: Doctor, context: int) -> dict[str, Any]:
 def _publish(work: Work, manifest: DataManifest, inputs: ChatInputs, report: dict[str, Any]) -> None:
     """Move the shards to the target folder, and write the report and the manifest.
 
-    The old manifest is removed first and the new one is written last, so that in between the folder counts as empty.
+    The old manifest is removed first and the new one is written last, so the folder counts as empty in between.
     """
     target = work.target
     (target / MANIFEST).unlink(missing_ok=True)
@@ -278,7 +278,7 @@ def _find_finished(target: Path, settings: dict[str, Any], inputs: ChatInputs) -
         manifest = loads(DataManifest, (target / MANIFEST).read_bytes())
         report = json.loads((target / REPORT).read_bytes())
         stamps = report.pop("stamps")
-        report["fit"]["context_for_most"]  # KeyError if an older report lacks this field; then prepare again
+        report["fit"]["context_for_most"]  # KeyError if the report is too old; homing then prepares the data again
     except (OSError, WireError, ValueError, KeyError, TypeError):
         return None
     if manifest.settings.get("order") != json.loads(json.dumps(settings)):

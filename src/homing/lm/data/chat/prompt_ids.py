@@ -46,7 +46,7 @@ class TemplateTurns:
         self.stop_ids = [i for i in (renderer.end_id(), end_of_text_id) if i is not None]
 
     def ask(self, text: str) -> list[int]:
-        """Add the user's turn and open the model's turn; return the ids of all turns, the prompt for `generate`."""
+        """Add the user's turn and open the model's turn; return the ids of all turns, to be passed to `generate`."""
         self.messages.append({"role": "user", "content": text})
         try:
             return self._renderer.prompt(self.messages)

@@ -1,4 +1,4 @@
-"""Reads a file as numbered values: JSON lines, the elements of the array in a `.json` file, or Parquet rows.
+"""Reads a file as numbered values: JSON lines, elements of the array in a `.json` file, or Parquet rows.
 
 If a line cannot be parsed, its value is a Fault, and reading continues with the next line, so that every fault is
 reported. If the file cannot be read any further (a damaged archive, a truncated array), an error with the line number

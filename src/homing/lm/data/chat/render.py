@@ -3,16 +3,16 @@
     messages with broken markers -> template -> text -> markers, and the text between them -> ids
                                                      -> the assistant's text               -> mask
 
-Breaking markers: a character that occurs nowhere else in the conversation is inserted into every marker that a message
-contains, and removed after the template has run. So only markers that the template itself wrote are treated as markers,
-and the text between them is still encoded in one piece, as inference engines do. The ids are the same as those of
-`apply_chat_template`.
+How markers are broken: if a message contains a marker, a character that occurs nowhere else in the conversation (the
+separator) is inserted into it, and removed after the template has run. So only markers that the template itself wrote
+are treated as markers, and the text between them is still encoded as a whole, as inference engines do. The ids are the
+same as those from `apply_chat_template`.
 
 The mask covers the assistant's text and the marker that ends the turn. A template with `{% generation %}` blocks marks
 these itself. Otherwise, to find an answer, the conversation is rendered twice: up to the answer, with
-`add_generation_prompt`, and including the answer. The answer is the difference. Both texts must be prefixes of the
-whole rendered conversation. They are not if the template rewrites earlier turns (Qwen3 drops old reasoning). In that
-case each answer becomes a separate example, rendered as at inference.
+`add_generation_prompt`, and including the answer. The difference is the answer. Both texts must be prefixes of the
+whole rendered conversation. If they are not, because the template rewrites earlier turns (Qwen3 drops old reasoning),
+each answer becomes a separate example, rendered as at inference.
 
 `ChatTokens` encodes plain text and markers separately. It encodes text with the tokenizer's added tokens removed, so
 nothing in a message can become a marker. This works with any BPE tokenizer, including those of third-party models.
@@ -72,7 +72,7 @@ class ChatTokens:
         return [(row.ids, [start for start, _ in row.offsets]) for row in rows]
 
     def markers_in(self, text: str) -> list[tuple[int, int]]:
-        """Return the (start, end) of each marker, without overlaps; the longest if several start at the same place."""
+        """Return the (start, end) of each marker, without overlaps. At each position, the longest match wins."""
         return [found.span() for found in self._pattern.finditer(text)]
 
     def show(self, number: int) -> str:
@@ -86,12 +86,13 @@ def _refuse_odd(path: Path, added: list[dict[str, Any]]) -> None:
     if odd:
         raise DataError(
             what=f"{path} has special tokens that strip the spaces around them: {', '.join(odd[:4])}.",
-            why="With such tokens, homing cannot tell exactly where the text of a turn ends.",
-            fix="Use a byte-level tokenizer, such as that of Llama 3 or Qwen, or one made by homing.",
+            why="With such tokens, homing cannot determine exactly where a turn's text ends.",
+            fix="Use a byte-level tokenizer, such as one from Llama 3, Qwen or homing.",
         )
 
 
-# Unicode noncharacters, which are reserved for internal use by programs. If a text contains one, the next one is used.
+# Unicode noncharacters, which are reserved for internal use by programs. Those that occur in a text are not used for
+# it.
 _SPARE = list(map(chr, range(0xFDD0, 0xFDF0)))
 Span = tuple[int, int]
 
@@ -112,7 +113,7 @@ class Example:
 
 @dataclass(frozen=True)
 class _Text:
-    """The template's output, in which markers from messages are still broken, and the spans of text to learn."""
+    """The template's output, in which markers from messages still contain the separator, and the spans to learn."""
 
     text: str
     spans: list[Span]
@@ -124,7 +125,7 @@ class Renderer:
         self.template, self.tokens = template, tokens
 
     def render_all(self, conversations: Sequence[Conversation]) -> list[list[Example] | Fault]:
-        """Return the examples of each conversation, usually one, or the Fault that says why it cannot be rendered."""
+        """Return each conversation's examples (usually one), or a Fault that explains why it cannot be rendered."""
         texts: list[list[_Text] | Fault] = []
         for conversation in conversations:
             try:
@@ -193,7 +194,7 @@ class Renderer:
         return _Text(clean, [self._to_turn_end(clean, span) for span in kept], breaker)
 
     def _to_turn_end(self, text: str, span: Span) -> Span:
-        """Return the span, adjusted to end with the end-of-turn marker, before the line break that templates add."""
+        """Return the span with its end moved to just after the end-of-turn marker, before any line break."""
         start, end = span
         answer, specials = text[start:end], self.tokens.specials
         inside = [last for first, last in self.tokens.markers_in(answer) if answer[first:last] in specials]
@@ -205,9 +206,9 @@ class Renderer:
         return span
 
     def _encode(self, texts: list[_Text]) -> Iterator[Example]:
-        """Encode all texts with a single call to the tokenizer, which is fastest."""
+        """Encode all texts in a single call to the tokenizer, which is faster than one call per text."""
         chunks: list[str] = []
-        # For each text: where each piece begins, and its id if it is a marker.
+        # For each text: where each of its parts begins and, for a marker, its id.
         plans: list[list[tuple[int, int | None]]] = []
         for text in texts:
             plan: list[tuple[int, int | None]] = []
@@ -253,7 +254,7 @@ def _example(ids: list[int], starts: list[int], spans: list[Span]) -> Example:
 
 
 def _without(text: _Text, span: Span) -> Span:
-    """Return the position of the span in the text after the breaking characters are removed."""
+    """Return the span's position in the text without the separators."""
     start, end = span
     before = text.text.count(text.breaker, 0, start)
     return start - before, end - before - text.text.count(text.breaker, start, end)
@@ -279,7 +280,7 @@ def _take_out(text: str, marks: tuple[str, str]) -> tuple[str, list[Span]]:
 
 
 def _spare_characters(conversation: Conversation) -> list[str]:
-    """Return three characters that do not occur in the conversation: one breaks markers, two delimit answers."""
+    """Return three characters that do not occur in the conversation: a separator, and two delimiters for answers."""
     words = json.dumps([conversation.messages, conversation.tools], ensure_ascii=False)
     spare = [character for character in _SPARE if character not in words]
     if len(spare) < 3:
@@ -288,9 +289,9 @@ def _spare_characters(conversation: Conversation) -> list[str]:
 
 
 def _broken(messages: list[dict[str, Any]], breaker: str, tokens: ChatTokens) -> list[dict[str, Any]]:
-    """Break the markers in messages by inserting the breaking character.
+    """Return the messages with the separator inserted into every marker, so that it counts as plain text.
 
-    In the assistant's messages only special markers are broken, such as those that end a turn, but not <think>.
+    In the assistant's messages, only special markers such as end-of-turn are changed; <think> is not.
     """
     return [
         {

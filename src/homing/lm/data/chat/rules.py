@@ -2,8 +2,8 @@
 
     (system)? then user -> assistant, repeatedly; an assistant turn that calls tools is followed by the tools' results
 
-Checking stops at the first fault, because a conversation with any fault is skipped. Harmless deviations are normalized
-instead: text given in parts is joined, and an unanswered question at the end is dropped, which counts as a cut.
+Checking stops at the first fault, because a conversation with any fault is skipped. Harmless deviations are corrected:
+text given in parts is joined, and an unanswered question at the end is dropped, which counts as a cut.
 """
 
 from __future__ import annotations

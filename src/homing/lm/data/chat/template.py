@@ -1,4 +1,4 @@
-"""Renders chat templates, which are written in Jinja, in a sandbox, with the same result as `transformers`.
+"""Renders Jinja chat templates in a sandbox, with the same result as `transformers`.
 
     chat_template.jinja, else tokenizer_config.json's chat_template  ->  ChatTemplate(...).render(messages) -> text
 
@@ -42,8 +42,8 @@ _RENDER_S = 10.0  # maximum time to render one conversation, which usually takes
 _START_S = 60.0  # maximum time for the process to start and compile the template, even on a busy machine
 _MEMORY_BYTES = 1 << 30  # limit on the address space of the rendering process
 _MOST_SOURCE = 1 << 20  # characters
-_MOST_TEXT_BYTES = 512 << 20  # limit on the rendered text, encoded as JSON
-_MOST_EXCEEDED = 3  # the template is rejected once this many conversations have exceeded the limits
+_MOST_TEXT_BYTES = 512 << 20  # maximum size of the rendered text, encoded as JSON
+_MOST_EXCEEDED = 3  # once this many conversations have exceeded the limits, the template is rejected
 
 _NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -71,7 +71,7 @@ class ChatTemplate:
             if source == OUR_TEMPLATE:  # homing's own template needs no limits
                 self._own = Rendering(source, names, self._now)
             else:
-                _environment(self._now).parse(source)  # not compiled, because constant folding may never terminate
+                _environment(self._now).parse(source)  # do not compile: constant folding may never terminate
         except (TemplateSyntaxError, RecursionError) as exc:
             line, why = (exc.lineno, exc.message) if isinstance(exc, TemplateSyntaxError) else (1, "nested too deeply")
             raise DataError(

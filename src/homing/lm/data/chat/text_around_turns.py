@@ -3,7 +3,7 @@
     render a few conversations -> the text between their messages -> reassemble, compare with the template
 
 Third-party templates run only on the user's machine, in a sandbox. The trainer of an rl phase, which generates
-questions as it goes, uses the resulting pieces of text (turns.json next to the tokenizer).
+questions as it goes, uses the extracted text instead (turns.json, next to the tokenizer).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from homing.wire.chat_template import Turns
 
 __all__ = ["take_apart", "write_turns"]
 
-# Some templates include the date. Always use the same one, so that a resumed or repeated run has the same prompts. This
-# date is the default in Llama's own template.
+# Some templates include the current date. Always use the same date, so that a resumed or repeated run has the same
+# prompts. This date is the default in Llama's own template.
 _DAY = datetime.datetime(2024, 7, 26)
 _SYSTEM, _USER, _ASSISTANT, _AGAIN = "qzsq", "qzuq", "qzaq", "qzvq"  # made-up words that occur in no template
 _ORDERS = {
@@ -82,7 +82,8 @@ def take_apart(renderer: Renderer, tokenizer: Tokenizer) -> Turns:
     )  # fmt: skip
     if not _is_right(turns, ("user",), renderer, tokenizer):
         raise Fault("template", "the chat template writes more around a question than a prefix and a suffix")
-    # For each order of roles that the template does not support, omit the parts. Questions in that order are rejected.
+    # If the template does not support an order of roles, omit the parts for that order. Questions in it will then be
+    # rejected.
     for roles, parts in _ORDERS.items():
         if getattr(turns, parts[0]) is not None and not _is_right(turns, roles, renderer, tokenizer):
             left_out: dict[str, Any] = dict.fromkeys(parts)

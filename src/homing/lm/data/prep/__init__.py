@@ -6,8 +6,8 @@
     work_folder     the unfinished work; at the end, moves the results into place, manifest last
     pipeline        these four in order, skipping what is done
 
-Memory depends on the size of a chunk, the encoder's word cache, which is emptied regularly, and the words of the
-sample, but not on the size of the text. Free memory is returned to the operating system (tokenizer/trim_heap).
+Memory use depends on the chunk size, the encoder's word cache (which is emptied regularly) and the words in the sample,
+but not on the size of the text. Free memory is returned to the operating system (tokenizer/trim_heap).
 """
 
 from homing.lm.data.prep.pipeline import prepare

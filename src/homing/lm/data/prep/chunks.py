@@ -1,7 +1,7 @@
-"""Splits sources into chunks (`Chunk`) of a few MB, the unit of work of both passes.
+"""Splits sources into chunks (`Chunk`) of a few MB, the unit of work in both passes.
 
-If only a part of the text is requested, the beginning of each file is taken, in proportion to the file's size. So the
-part is spread over all files and is the same on every pass, and the rest is not read.
+If only part of the text is requested, homing takes the beginning of each file, in proportion to the file's size. So
+every file contributes, every pass takes the same text, and the rest is not read.
 
 A second thread reads, unpacks, splits and hashes the next chunk while the current one is counted or encoded. Unpacking,
 hashing and both Rust libraries release the GIL, so the two threads really run in parallel.
@@ -75,7 +75,7 @@ class _Pace:
 
 
 def _chunk_bytes() -> int:
-    """Return the chunk size. Small chunks are fast and save memory, but many cores need larger ones to share."""
+    """Return the chunk size. Small chunks are fast and save memory, but cannot keep many cores busy."""
     return min(max(2, os.cpu_count() or 1), 16) * _MB
 
 
@@ -84,7 +84,7 @@ def read_chunks(
 ) -> Iterator[Chunk]:
     """Yield every document from `start` on, in order, in chunks.
 
-    With `sha256s`, each source's hash is appended when the source ends, or "" if it was not read completely.
+    If `sha256s` is given, each source's hash is appended to it, or "" if the source was not read completely.
     """
     size, pace, read_before = _chunk_bytes(), _Pace(inputs), 0
     chunk = Chunk(is_validation=start.source >= len(inputs.text))
@@ -96,7 +96,8 @@ def read_chunks(
         if number == len(inputs.text):
             pace.begin_anew()
         pace.open(source)
-        # Read a source before `start` again only if the amount of its text determines how much to take from later ones.
+        # Reread a source that precedes `start` only if the amount of its text determines how much to take from later
+        # sources.
         if pace.has_room and (inputs.is_part or not is_before):
             with Reading(source, is_hashed=sha256s is not None) as reading:
                 for count, document in enumerate(pace.take(documents_of(reading, cuts)), start=1):
@@ -122,9 +123,9 @@ def read_chunks(
 
 @contextmanager
 def ahead(items: Iterator[T], depth: int = 4) -> Iterator[Iterator[T]]:
-    """Yield from `items` in a thread that reads up to `depth` ahead.
+    """Iterate over `items` in a separate thread, up to `depth` items ahead of the consumer.
 
-    An exception in the thread is raised in the caller. Leaving the context ends the thread.
+    An exception in the thread is raised again in the consumer. Leaving the context ends the thread.
     """
     line: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(maxsize=depth)  # an item, a failure, or the end
     is_over = threading.Event()

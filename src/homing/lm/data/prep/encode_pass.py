@@ -1,8 +1,8 @@
-"""Pass two of prep: documents to ids to shards, with regular resume points (marks) for a killed prep.
+"""Pass two of prep: encodes documents and writes them to shards, with regular resume points (marks).
 
 A mark holds a position in the documents and the state of both writers, recorded together once their data is on disk. It
-also holds the rule that splits train from val, because a mark is valid only for that rule. Shards depend on the
-documents alone, so a resumed prep writes exactly the same bytes.
+also holds the rule that splits train from val, because a mark is valid only for that rule. Shards depend only on the
+documents, so if prep is killed and resumes at a mark, it writes exactly the same bytes.
 """
 
 from __future__ import annotations
@@ -29,21 +29,23 @@ __all__ = ["MARK_BYTES", "SLOW_MARK_BYTES", "AnyEncoder", "encode_all", "last_ma
 
 AnyEncoder = Encoder | TheirEncoder
 
-# Bytes of text between two marks. A killed prep loses at most a few seconds of work, and syncing costs little time.
+# Bytes of text between two marks: few enough to lose only seconds of work if prep is killed, and enough for the syncs
+# to take little time.
 MARK_BYTES, SLOW_MARK_BYTES = 256_000_000, 16_000_000
-# How much of the user's text the encoder is verified on at each start. This is small, because `tokenizers` is slow.
+# How many bytes of the user's text the encoder is verified on at each start. Few, because `tokenizers` is slow.
 _PROOF_BYTES = 32_000
 # Up to this many runs of consecutive documents of the same split are written one by one. With more runs, it is faster
 # to gather the documents of each split first.
 _MAX_RUNS = 64
 # Maximum number of chunks that are being encoded, two at a time, or waiting to be written.
 _NUM_UNDER_WAY = 3
-# Return free heap memory to the system after this much text, and the first time sooner, soon after loading.
+# Return free heap memory to the system each time this many bytes have been encoded. The first time comes earlier, soon
+# after loading.
 _RELEASE_BYTES, _FIRST_RELEASE_BYTES = 32_000_000, 8_000_000
 
 
 def last_mark(work: Work, rule: SplitRule) -> dict[str, Any]:
-    """Return the last mark, or {} if there is none with this rule."""
+    """Return the last mark, or {} if there is none or it has a different rule."""
     mark: dict[str, Any] = work.state.get("mark") or {}
     return mark if mark.get("rule") == asdict(rule) else {}
 
@@ -80,7 +82,7 @@ def encode_all(
             ThreadPoolExecutor(1, "write-shards") as shard_writer,
             ThreadPoolExecutor(1, "background") as executor,
         ):
-            # While others are encoded, one chunk at a time is written, which keeps the order and bounds memory.
+            # Write one chunk at a time while others are being encoded. This keeps the order and limits memory use.
             writing = shard_writer.submit(lambda: None)
             for chunk, is_val, (ids, starts) in _encoded(sided, encoder):
                 if chunk.documents:
@@ -96,7 +98,7 @@ def encode_all(
                     shard_writer.submit(release_free_memory)
                 if marking.is_due(chunk.num_text_bytes):
                     writing.result()
-                    if proof is not None:  # finish verifying, as a resumed prep does not verify earlier text
+                    if proof is not None:  # finish verifying, because a resumed prep run does not verify earlier text
                         proof.check(is_last=True)
                     position = {"source": chunk.after.source, "document": chunk.after.document}
                     states = {"train": train.mark(), "val": val.mark()}
@@ -134,7 +136,7 @@ def _with_sides(chunks: Iterator[Chunk], rule: SplitRule) -> Iterator[tuple[Chun
     for chunk in chunks:
         if chunk.is_validation or not rule.threshold:
             yield chunk, np.full(len(chunk.documents), chunk.is_validation)
-        # the usual case: create no object per document, because there may be millions
+        # in this usual case, avoid creating an object per document: there may be millions
         elif not rule.passage_bytes:
             sides = [document_hash(document) < rule.threshold for document in chunk.documents]
             yield chunk, np.array(sides, dtype=bool)

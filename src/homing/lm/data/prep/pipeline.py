@@ -51,14 +51,15 @@ from homing.wire.shard_manifest import DataManifest, SourceFile, Split, val_shar
 
 __all__ = ["prepare"]
 
-# Deviations of the held-out fraction: above the first, tokens are counted; above the second, the user is warned.
+# If the held-out fraction is off by more than the first value, tokens are counted; by more than the second, the user is
+# warned.
 _SHARE_RETRY, _SHARE_WARN = 0.0075, 0.01
 
 Report = Callable[[Progress], None]
 
 
 def prepare(order: PrepOrder, report: Report) -> DataManifest:
-    """Write shards, tokenizer and manifest to `order.dir`. May be repeated, and killed at any point."""
+    """Write shards, tokenizer and manifest to `order.dir`. Can be killed at any point and run again."""
     _need("rustbpe", "gigatoken", "tokenizers")
     facts = check_order(order)
     inputs = find_inputs(order)
@@ -110,7 +111,7 @@ def _work_through(job: _Job) -> DataManifest:
 def _make(job: _Job) -> DataManifest:
     """Do everything except publishing; return the manifest."""
     work, splits = job.work, None
-    # A given tokenizer is loaded in another thread while reading begins.
+    # If there is an existing tokenizer, load it in another thread while reading begins.
     with ThreadPoolExecutor(1, "prefetch") as executor:
         if job.order.tokenizer:
             _take_existing(job)
@@ -161,7 +162,7 @@ def _say_if_slow(job: _Job) -> None:
 
 
 def _scan_and_encode(job: _Job, encoder: Callable[[], AnyEncoder]) -> tuple[Scan, dict[str, Split] | None]:
-    """With a given tokenizer, scan and encode in one pass if the split is known in advance, else only scan.
+    """With an existing tokenizer, scan and encode in one pass if the split is known in advance, else only scan.
 
     The split is known in advance if there are many documents. If there turn out to be few after all, the shards are
     written again. A killed pass leaves a mark but no scan. In that case all text is scanned again, and the encoded part
@@ -332,7 +333,7 @@ def _manifest(job: _Job, scan: Scan, splits: dict[str, Split]) -> DataManifest:
 
 
 def _check_disk(job: _Job, num_text_bytes: int) -> None:
-    # Assume four bytes of text per token. Text with more tokens than that may still fill the disk.
+    # This assumes four bytes of text per token. If there are more tokens, they may still fill the disk.
     target, width = job.order.dir, 2 if dtype_for(job.facts.vocab_size) == "uint16" else 4
     needed, free = num_text_bytes // 4 * width, shutil.disk_usage(target).free
     if free < needed:
@@ -360,7 +361,7 @@ def _teller(stage: str, job: _Job) -> Callable[[int, int], None]:
         nonlocal first
         elapsed_s = time.monotonic() - started
         first = done_bytes if first < 0 else first
-        # The speed is measured from the first report on, because the part that a resumed prep skipped must not count.
+        # Measure the speed from the first report on, so that text that was encoded before prep resumed does not count.
         speed = (done_bytes - first) / elapsed_s if done_bytes > first and elapsed_s > 0 else 0.0
         eta_s = (total_bytes - done_bytes) / speed if speed else None
         job.report(Progress(stage, done_bytes, total_bytes, num_tokens, elapsed_s, eta_s, is_tokenizer_given=is_given))

@@ -1,4 +1,4 @@
-"""The settings of a prep, which are checked before prep writes anything, and the progress that prep reports."""
+"""Defines the settings for `homing prep`, checks them before anything is written, and defines its progress reports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PrepOrder:
     text: list[str]  # paths, globs, folders
     dir: Path
     validation: list[str] = field(default_factory=list)
-    val_fraction: float = 0.01  # part of the documents to hold out, selected by hash; ignored if `validation` is set
+    val_fraction: float = 0.01  # fraction of documents to hold out, by hash; ignored if `validation` is set
     text_field: str = "text"
     vocab_size: int = 32768
     is_vocab_firm: bool = True  # whether the user set `vocab_size`; if not, a smaller vocabulary is accepted too
@@ -44,7 +44,7 @@ class PrepOrder:
     tokenizer: str = ""  # path of an existing tokenizer.json to use
     sample_bytes: int = 100_000_000
     shard_tokens: int = 100_000_000
-    take_bytes: int = 0  # amount of text to use, in proportion from every file; 0 for all
+    take_bytes: int = 0  # number of bytes to use, taken from all files in proportion to their sizes; 0: all
     is_forced: bool = False  # redo finished work
     # The store URLs from which `text` and `validation` were fetched, so that a change in the run file is detected.
     named: dict[str, list[str]] = field(default_factory=dict)
@@ -52,15 +52,15 @@ class PrepOrder:
 
 @dataclass(frozen=True)
 class Progress:
-    stage: str  # scan or train, merge, scanned, encode, publish; or reused, resumed
+    stage: str  # scan | train | merge | scanned | encode | publish | reused | resumed
     done_bytes: int = 0
     total_bytes: int = 0
     num_tokens: int = 0
     elapsed_s: float = 0.0  # time spent in this stage by this process
-    eta_s: float | None = None  # remaining seconds of this stage
-    is_tokenizer_given: bool = False  # True with an existing tokenizer, whose size cannot be changed
+    eta_s: float | None = None  # estimated remaining seconds of this stage
+    is_tokenizer_given: bool = False  # True if an existing tokenizer is used; its size cannot change
     warning: str = ""
-    note: str = ""  # a message that requires no action
+    note: str = ""  # a message for the user that requires no action
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ def _check_new(order: PrepOrder) -> Facts:
     if order.vocab_size < smallest:
         raise DataError(
             what=f"A vocabulary of {order.vocab_size:,} is too small.",
-            why=f"The 256 bytes and {len(specials)} special token{'s' * (len(specials) > 1)} alone need {smallest}.",
-            fix="Use --vocab-size 8192 for a few MB of text, 32768 for 1 GB.",
+            why=f"The 256 bytes and {len(specials)} special token{'s' * (len(specials) > 1)} need {smallest} entries.",
+            fix="Use --vocab-size 8192 for a few MB of text, or 32768 for 1 GB.",
         )
     if order.vocab_size > 1 << 20:
         raise DataError(

@@ -31,7 +31,7 @@ _MOST_NAMED = 20  # maximum number of files to record in each list of names
 
 @dataclass(frozen=True)
 class Scan:
-    """The result of pass one. The state file stores it, so that a killed prep can resume without repeating pass one."""
+    """The result of pass one. It is stored in the state file, so that prep can resume without repeating pass one."""
 
     sha256s: list[str]  # hash of each file; "" if it was not read completely
     num_documents: int
@@ -112,7 +112,7 @@ class Scanner:
         choice = choose(self._fraction, self._small.hashes, self._small.sizes)
         if choice.threshold and choice.is_near(self._fraction):
             return SplitRule(choice.threshold)
-        # The documents are few and long, so read the text once more, to see where they can be split.
+        # There are only a few long documents, so read the text once more to see where they can be split.
         return rule_by_passages(self._order, self._inputs, scan, lambda documents: [len(one) for one in documents])
 
     def chunks(self) -> Iterator[Chunk]:
@@ -180,7 +180,7 @@ def passage_note(scan: Scan) -> str:
 
 def scan_warnings(scan: Scan, order: PrepOrder, *, has_validation: bool) -> list[str]:
     warnings = []
-    # With `specials: one` this marker, and no other, separates documents (as in cs336).
+    # With `specials: one`, only this marker separates documents (as in cs336).
     if order.specials == "one" and (missing := marker_note(scan)):
         warnings.append(missing)
     if order.val_fraction and not has_validation and not scan.threshold:
@@ -196,9 +196,9 @@ def scan_warnings(scan: Scan, order: PrepOrder, *, has_validation: bool) -> list
 
 
 def _windows_warning(files: list[str]) -> str:
-    """Return a warning about CRLF line ends.
+    """Return a warning about CRLF line endings.
 
-    Text is never changed silently, so a model would learn to write both kinds of line ends.
+    Text is never changed silently, so a model would learn to write both kinds of line endings.
     """
     others = len(files) - 1
     more = f" and in {counted(others, 'other file')}{' or more' if len(files) == _MOST_NAMED else ''}" if others else ""

@@ -7,8 +7,8 @@ Work with different settings, different inputs or a different version is discard
 target folder itself, so it leaves no file behind and is released when the process ends.
 
 At the end the result is published: the old manifest is removed first, and the new one is written last. In between there
-is no manifest, and readers reject shards without a manifest. So if prep dies at this point, its result counts as
-unfinished, and the next prep moves the remaining files. `prep.json` records the size and modification time of each
+is no manifest, and readers reject shards without a manifest. So if prep is killed in between, its result counts as
+unfinished, and the next prep run moves the remaining files. `prep.json` records the size and modification time of each
 input, so that unchanged inputs need not be read again.
 """
 
@@ -99,8 +99,8 @@ def _lock(descriptor: int, target: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
         raise DataError(
-            what=f"Another prep is running in {target}.",
-            why="Two preps in the same folder would overwrite each other's files.",
+            what=f"Another homing prep is running in {target}.",
+            why="Two prep runs in the same folder would overwrite each other's files.",
             fix="Wait until it has finished, or choose another folder: --out DIR",
         ) from exc
 
@@ -113,7 +113,8 @@ def _as_data_error(target: Path) -> Iterator[None]:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
             raise disk_full(target, exc.strerror or "") from exc
         named = Path(os.fsdecode(exc.filename)).absolute() if exc.filename else target
-        # An error at the target, below it or in a parent means that prep cannot write. Any other path is an input file.
+        # An error on the target folder, or on a path inside or above it, means that prep cannot write. Any other path
+        # is an input file.
         if not named.is_relative_to(target.absolute()) and not target.absolute().is_relative_to(named):
             raise DataError(
                 what=f"{os.fsdecode(exc.filename)} cannot be read.",
@@ -167,7 +168,7 @@ def publish(work: Work, manifest: DataManifest, inputs: Inputs) -> None:
         if path.name not in names and (_SHARD.fullmatch(path.name) or path.name in _others_extras(manifest)):
             path.unlink()
     for name in names:
-        # If the file is absent, a killed prep has already moved it, because nothing else removes files from this
+        # If the file is absent, an earlier prep run moved it before it was killed: nothing else removes files from this
         # folder.
         if (work.folder / name).exists():
             os.replace(work.folder / name, work.target / name)
@@ -190,7 +191,7 @@ def find_finished(target: Path, settings: dict[str, Any], inputs: Inputs) -> Dat
         manifest = loads(DataManifest, (target / MANIFEST).read_bytes())
     except (OSError, WireError):
         return None
-    # Convert to JSON and back, to compare what would have been written.
+    # Convert to JSON and back, so that both sides of the comparison have JSON's types.
     if manifest.settings != json.loads(json.dumps(settings)) or not _is_whole(target, manifest):
         return None
     if _stamps(target) == json.loads(json.dumps(inputs.stamps)):
@@ -220,12 +221,12 @@ def _is_whole(target: Path, manifest: DataManifest) -> bool:
 
 
 def tokenizer_files(manifest: DataManifest) -> list[str]:
-    """Return tokenizer.json and its accompanying files: ours, or those of a third-party tokenizer."""
+    """Return the names of tokenizer.json and its accompanying files, for our own or a third-party tokenizer."""
     return [TOKENIZER, *manifest.settings.get("metadata", EXTRAS)]
 
 
 def _others_extras(manifest: DataManifest) -> tuple[str, ...]:
-    """Return names of files from a previous tokenizer that could be mistaken for the new third-party tokenizer's."""
+    """Return names of a previous tokenizer's files that could be mistaken for files of the new third-party one."""
     return (*EXTRAS, *METADATA_FILES) if "metadata" in manifest.settings else ()
 
 

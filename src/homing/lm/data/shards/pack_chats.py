@@ -53,7 +53,7 @@ class ConversationSplit:
 
 @dataclass(frozen=True)
 class Mixture:
-    """How often the conversations of each source occur in an epoch.
+    """How often each source's conversations occur in an epoch.
 
     Each source is one consecutive range of conversations, in shard order.
     """
@@ -77,7 +77,7 @@ def open_conversations(
     for shard in manifest.splits[name].shards:
         path = data_dir / shard.mask_name
         if not shard.mask_name or not path.is_file() or path.stat().st_size != shard.num_tokens:
-            problems.append(f"{path}: missing, or not the expected {shard.num_tokens:,} bytes")
+            problems.append(f"{path}: missing, or its size is not {shard.num_tokens:,} bytes")
         elif checks_hashes and file_sha256(path) != shard.mask_sha256:
             raise IntegrityError(
                 f"{path} is damaged.",
@@ -90,7 +90,8 @@ def open_conversations(
         raise DataError(
             what=f"Cannot use the conversations in {data_dir}.",
             why="\n".join(problems),
-            fix="Prepare them again: homing prep RUN --force (On a rented instance, the data transfer was incomplete.)",
+            fix="Prepare them again: homing prep RUN --force"
+            " (If this is a rented instance, the data transfer was incomplete.)",
         )
     return ConversationSplit(tokens, masks)
 
@@ -102,7 +103,7 @@ class _Epoch:
 
 
 class PackedConversations:
-    """Gives random access to rows of `context` positions."""
+    """Provides random access to rows of `context` positions."""
 
     def __init__(self, split: ConversationSplit, mixture: Mixture, *, context: int, seed: int) -> None:
         assert sum(mixture.counts) == split.tokens.num_documents, "every conversation must belong to exactly one source"

@@ -99,8 +99,8 @@ def check_ids(ids: NDArray[np.int32], vocab_size: int, split: str) -> None:
     largest = int(ids.view(np.uint32).max())
     if largest >= vocab_size:
         raise DataError(
-            what=f"The {split} shards contain token id {largest:,}; the vocabulary ends at {vocab_size - 1:,}.",
-            why="They are damaged or from another tokenizer; use `homing verify RUN --hash` to detect damage.",
+            what=f"The {split} shards contain token id {largest:,}, but the vocabulary ends at {vocab_size - 1:,}.",
+            why="The shards are damaged or belong to another tokenizer. `homing verify RUN --hash` detects damage.",
             fix="Prepare them again: homing prep RUN --force",
         )
 

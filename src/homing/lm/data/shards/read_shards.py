@@ -94,7 +94,7 @@ def open_split(data_dir: Path, manifest: DataManifest, name: str, *, checks_hash
     for shard in listed:
         index = np.fromfile(data_dir / shard.index_name, dtype=_INDEX_DTYPE).astype(np.int64)
         if index[0] != 0 or index[-1] != shard.num_tokens or (np.diff(index) < 0).any():
-            wrong.append(f"{data_dir / shard.index_name}: the offsets do not run from 0 to {shard.num_tokens}")
+            wrong.append(f"{data_dir / shard.index_name}: the document offsets do not run from 0 to {shard.num_tokens}")
         shards.append(map_file(data_dir / shard.name, dtype))
         document_starts.append(index[:-1] + shard_starts[-1])
         shard_starts.append(shard_starts[-1] + shard.num_tokens)
@@ -135,11 +135,12 @@ def _wrong_hashes(data_dir: Path, shard: Shard) -> Iterator[str]:
 
 def _refuse(data_dir: Path, problems: list[str], error: type[DataError | IntegrityError] = DataError) -> None:
     if problems:
-        count = "1 file" if len(problems) == 1 else f"{len(problems)} files"
+        count = "1 file is" if len(problems) == 1 else f"{len(problems)} files are"
         raise error(
             what=f"Cannot use the data in {data_dir}: {count} damaged or missing.",
             why="\n".join(problems),
-            fix="Prepare it again: homing prep RUN --force (On a rented instance, the data transfer was incomplete.)",
+            fix="Prepare it again: homing prep RUN --force"
+            " (If this is a rented instance, the data transfer was incomplete.)",
         )
 
 
@@ -147,5 +148,5 @@ def map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     if path.stat().st_size == 0:  # an empty file cannot be mapped, but a split may contain an empty shard
         return np.empty(0, dtype=dtype)
     with open(path, "rb") as file:
-        # Use a plain array over the map, because slicing an np.memmap (a subclass of ndarray) takes microseconds.
+        # Wrap the map in a plain ndarray, because slicing an np.memmap (a subclass) takes microseconds.
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=dtype)

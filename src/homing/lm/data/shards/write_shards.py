@@ -47,7 +47,7 @@ class _Growing:
             raise DataError(
                 what=f"The unfinished work in {path.parent} is damaged.",
                 why=f"{path.name} is missing or shorter than the {num_bytes:,} bytes that prep wrote to it.",
-                fix="Start again: homing prep RUN --force",
+                fix="Start over: homing prep RUN --force",
             )
         self._file: IO[bytes] = open(path, "r+b" if num_bytes else "w+b", buffering=0)  # noqa: SIM115, closed by us
         self._hash = hashlib.sha256()
@@ -96,7 +96,7 @@ class ShardWriter:
         return self._state.num_tokens + sum(int(shard["num_tokens"]) for shard in self._state.shards)
 
     def append(self, ids: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64], num_text_bytes: int) -> None:
-        """Append documents. `starts` contains the offset of each document in `ids` and, as the last entry, the end."""
+        """Append documents. `starts` contains the offset of each document in `ids`, followed by their end."""
         num_documents = len(starts) - 1
         self._state.num_text_bytes += num_text_bytes
         tokens, begins = self._with_ends(ids, starts)

@@ -55,7 +55,7 @@ class Cuts:
 def unmarked_bytes_for(total_bytes: int) -> int:
     """Return the document size for text without markers.
 
-    It is small enough to cut even a short text into many documents, but large enough for a document to have context.
+    It is small enough to cut even a short text into many documents, but large enough for each to have some context.
     """
     return min(max(total_bytes // 256, 8 << 10), 256 << 10)
 
@@ -213,7 +213,9 @@ def _lines(reading: Reading) -> Iterator[bytes]:
 
 def _bad_line(path: str, number: int, problem: str, fix: str = "") -> DataError:
     return DataError(
-        what=f"{path}:{number}: {problem}.", why="Each line must be one JSON object.", fix=fix or "Fix the line."
+        what=f"Invalid line {path}:{number}: {problem}.",
+        why="Each line must be one JSON object.",
+        fix=fix or "Fix the line.",
     )
 
 
@@ -225,7 +227,7 @@ def _parquet_documents(reading: Reading, cuts: Cuts) -> Iterator[bytes]:
                 text.decode()
             except UnicodeDecodeError as exc:
                 raise DataError(
-                    what=f"{path}:{number}: not UTF-8: byte 0x{text[exc.start]:02x} at offset {exc.start:,}.",
+                    what=f"Row {path}:{number} is not UTF-8: byte 0x{text[exc.start]:02x} at offset {exc.start:,}.",
                     why=f"{exc.reason}. Column {cuts.text_field!r} is declared as text.",
                     fix="Rewrite the file with UTF-8 text, or remove it from the list.",
                 ) from exc

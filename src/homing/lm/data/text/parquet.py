@@ -55,7 +55,7 @@ def texts_of(reading: Reading, column: str) -> Iterator[tuple[int, bytes]]:
             for number, text in enumerate(texts, start=first):
                 if text is None:
                     raise DataError(
-                        what=f"{path}:{number}: no text: column {column!r} is null.",
+                        what=f"Row {path}:{number} has no text: column {column!r} is null.",
                         why="Each row must have text.",
                         fix="Rewrite the file without the rows that have no text.",
                     )
@@ -130,7 +130,7 @@ def _batches(reading: Reading, table: Any, columns: list[str]) -> Iterator[tuple
         }
         for batch in table.iter_batches(**wanted):
             first, done = done + 1, done + len(batch)
-            # Derive progress from rows, not from bytes, because bytes of columns that are not needed are never read.
+            # Measure progress in rows, not in bytes, because columns that are not needed are never read.
             reading.num_bytes_read = reading.source.num_bytes * min(done, num_rows) // num_rows
             yield first, batch
     if done != num_rows:
@@ -160,7 +160,7 @@ def _check_column(schema: Any, column: str, path: str) -> None:
         problem = f"no column {column!r}"
     more = ", ..." if len(schema.names) > _MOST_NAMED else ""
     raise DataError(
-        what=f"{path}: {problem}; columns found: {', '.join(schema.names[:_MOST_NAMED]) or 'none'}{more}.",
+        what=f"No text in {path}: {problem}; columns found: {', '.join(schema.names[:_MOST_NAMED]) or 'none'}{more}.",
         why="One column must contain the text of each row.",
         fix="Set the column: data.text_field, or --text-field",
     )
@@ -179,7 +179,7 @@ def _damaged(source: Source, exc: Exception) -> DataError:
 
 
 _MAGIC = b"PAR1"
-_HEADER_BYTES = 1 << 10  # page headers usually have under 100 bytes, but statistics make them longer
+_HEADER_BYTES = 1 << 10  # page headers are usually under 100 bytes long, but statistics make them longer
 _MOST_HEADER_BYTES = 64 << 20
 _DICTIONARY_PAGE = 2
 # Field numbers of parquet.thrift.

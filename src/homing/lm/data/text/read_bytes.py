@@ -45,7 +45,7 @@ _ZSTD_BLOCKS = 4096  # maximum number of zstd blocks to read at once, because bl
 
 
 class Reading(io.RawIOBase):
-    """A file on disk. Counts the bytes that are read from it and, on request, hashes them."""
+    """A file on disk, opened for reading. Counts the bytes that are read and, on request, hashes them."""
 
     def __init__(self, source: Source, *, is_hashed: bool = False) -> None:
         self.source = source
@@ -172,7 +172,7 @@ class _Zstd(io.RawIOBase):
         return b""
 
     def _blocks(self) -> tuple[bytes, bool]:
-        """Return blocks that decompress to about BLOCK_BYTES at most, and whether they include the frame's last one."""
+        """Return blocks that decompress to at most about BLOCK_BYTES, and whether they end the frame."""
         parts, num_bytes, is_last = list[bytes](), 0, False
         while num_bytes < BLOCK_BYTES and len(parts) < _ZSTD_BLOCKS and not is_last:
             header = self._exactly(3)

@@ -2,11 +2,11 @@
 
     hash(document) < threshold  ->  val
 
-The end of a file would not be a fair sample of it, and identical documents must never be in both splits. With very many
-documents, the threshold is the requested fraction of the hash space. With few, it is adjusted so that the size of val
-is as close as possible to the fraction, which also keeps both splits from being empty. If the documents are too
-long for that, each is cut at paragraph breaks into passages, and each passage is assigned by its own hash. Adjacent
-passages in the same split are kept together as one document.
+Hashing is better than holding out the end of a file: the end may not be representative, and identical documents must
+never be in both splits. With very many documents, the threshold is the requested fraction of the hash space. With few,
+it is adjusted so that the size of val is as close as possible to the fraction, which also keeps both splits from being
+empty. If the documents are too long for that, each is cut at paragraph breaks into passages, and each passage is
+assigned by its own hash. Adjacent passages in the same split are kept together as one document.
 """
 
 from __future__ import annotations

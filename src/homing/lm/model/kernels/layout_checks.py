@@ -1,7 +1,7 @@
-"""Checks before launching a kernel.
+"""Checks the tensors that are passed to a Triton kernel before it is launched.
 
-A kernel receives only addresses. If a tensor's memory order or GPU differs from what the kernel assumes, the kernel
-reads wrong numbers without raising an error.
+A kernel receives only memory addresses. If a tensor's memory order or GPU differs from what the kernel assumes, the
+kernel reads wrong numbers without raising an error.
 
     with launching(x=x, y=y):  _kernel[grid](x, y, ...)
 """

@@ -69,7 +69,7 @@ def find_weights(folder: Path) -> WeightFiles:
         raise DataError(
             what=f"There are no weights in {folder}.",
             why=f"The folder contains neither {file_names.WEIGHTS} nor {INDEX}.{also}",
-            fix="Download the safetensors files of the model; its page on the Hub lists them.",
+            fix="Download the model's safetensors files; its page on the Hub lists them.",
         )
     where = _read_index(folder / INDEX)
     files = sorted(set(where.values()))

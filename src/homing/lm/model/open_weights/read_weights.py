@@ -88,6 +88,6 @@ def _check(files: WeightFiles, shape: Model, model: Decoder | None = None) -> No
     problems = misfits(wanted, given)
     for name in wanted.keys() & given.keys():
         if files.dtypes[name] not in DTYPES:
-            problems.append(f"{name} has dtype {files.dtypes[name]}; supported: {', '.join(DTYPES)}.")
+            problems.append(f"{name} has the dtype {files.dtypes[name]}; supported dtypes: {', '.join(DTYPES)}.")
     if problems:
         raise do_not_fit(problems)
