@@ -63,7 +63,7 @@ _READ_THE_FILE = (
     "prep",
     "train",
     "verify",
-)  # these verbs read the run file, so they accept --set and --smoke
+)  # these commands read the run file, so they accept --set and --smoke
 
 
 class HomingError(Exception):

@@ -50,6 +50,6 @@ def test_doctor_corrects_looser_permissions_and_says_so(tmp_path: Path) -> None:
     (home.path / "ledger.sqlite").chmod(0o644)
     (found,) = check_privacy(Examined(home, tmp_path))
     assert found.state == "warning"
-    assert "ledger.sqlite; fixed" in found.text
+    assert "ledger.sqlite; homing has fixed" in found.text
     assert modes(home.path) == {}
     assert check_privacy(Examined(home, tmp_path))[0].state == "ok"

@@ -1,6 +1,6 @@
 """Results of `homing doctor`: each Check answers one question. A fault says how to fix it and where to read more.
 
-A provider can add its own checks with the method `checks() -> list[Check]`, which changes nothing. A prepaid provider
+A provider can add its own checks with a method `checks() -> list[Check]` that changes nothing. A prepaid provider
 also has `balance()`, which returns the remaining funds and the current spend per hour, or None if the provider does not
 report them. Both `doctor` and `launch` check the balance before anything is rented. When the balance runs out, the
 provider stops the machines before they can write a last checkpoint or save results. Therefore both commands compare

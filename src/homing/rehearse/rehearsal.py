@@ -201,7 +201,7 @@ class _Walk:
                 raise HomingError(
                     what=f"The run did not end within {format_duration(_WATCH_S)}.",
                     why=report.text,
-                    fix=f"See {self.home.path}",
+                    fix=f"Look for the cause in the files in {self.home.path}",
                 )
 
 

@@ -196,7 +196,7 @@ class Acts:
         self._notify("line", f"the store is back after {format_duration(_DOWN_S)}")
 
 
-_START_S = 60.0  # maximum time until the fake cloud's server must respond
+_START_S = 60.0  # maximum time to wait for the fake cloud's server to respond
 _LEAVE_S = 60.0
 
 

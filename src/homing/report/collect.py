@@ -103,7 +103,7 @@ class _RunFiles:
     def __init__(self, home: Home, subject: Subject, problems: list[str]) -> None:
         self.home, self.id, self.problems = home, subject.id, problems
         self.here = FileStore(str(home.path), home.world, create=False)
-        self.is_stored = False  # whether `self.store` is the store of a launched run
+        self.is_stored = False  # True if `self.store` is the store of a launched run, False if it is the local copy
         self.store: Store = self.here
         if subject.row is not None:
             self.store = self._store_of(subject.row)

@@ -38,7 +38,7 @@ def check_uri(uri: str) -> None:
     if parts.scheme in ("http", "https") and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
         port = parts.port or 5000
         raise UsageError(
-            what=f"Refusing to connect to {uri}: homing connects to MLflow only through a tunnel.",
+            what=f"Refusing to connect to {uri}: homing connects to a remote MLflow only through a tunnel.",
             why="Anyone who can reach an open MLflow port can read and change everything.",
             fix=f"Open a tunnel: ssh -N -L {port}:127.0.0.1:{port} {parts.hostname}   then: export {URI_ENV}=http://127.0.0.1:{port}",
         )
