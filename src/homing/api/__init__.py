@@ -1,4 +1,4 @@
-"""The library behind the verbs: this package does the work; the command line only parses arguments and prints.
+"""The library behind the verbs. This package does the work; the command line only parses arguments and prints.
 
 It never prompts, prints or exits, and loads torch only inside the functions that need it. Its messages and warnings go
 to `homing.api.notices`. The names that users import are in `homing` itself. `FUNCTIONS` names the function of each

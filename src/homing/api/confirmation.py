@@ -17,4 +17,4 @@ Agrees = Callable[[str], bool]  # receives a question that states the cost or th
 
 
 def refuse(question: str) -> bool:
-    raise UsageError(what="Confirmation required.", why=question, fix="Pass agrees=lambda question: True")
+    raise UsageError(what="Confirmation required.", why=question, fix="To agree, pass agrees=lambda question: True")

@@ -2,8 +2,8 @@
 
 .env -> names that hold a credential -> the environment of this process, unless exported -> the names, on stderr
 
-The folder may belong to someone else, so the file may set credentials and nothing more: an address would send exported
-keys elsewhere, PYTHONPATH or LD_PRELOAD would run code, HOMING_HOME would move the ledger.
+The folder may belong to someone else, so the file may set credentials and nothing more: an address could send exported
+keys elsewhere, PYTHONPATH or LD_PRELOAD could run code, and HOMING_HOME could move the ledger.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def load(folder: Path) -> None:
         return
     from dotenv import dotenv_values
 
-    # Imported here, not at the top, so that a folder without .env does not pay for it.
+    # Imported here, not at the top, so that a folder without .env does not slow down the start.
     from homing.cloud.api_key_table import CREDENTIALS
 
     try:
@@ -35,10 +35,10 @@ def load(folder: Path) -> None:
         mode = path.stat().st_mode
     except (OSError, UnicodeDecodeError) as exc:
         raise UsageError(
-            what=f"Cannot read {path}.", why=str(exc), fix="Fix it, or move it away and export the variables."
+            what=f"Cannot read {path}.", why=str(exc), fix="Repair the file, or move it away and export its variables."
         ) from exc
     if mode & 0o077:
-        notices.say(f"warning: other users can read {path}, which may hold keys: chmod 600 {FILE}")
+        notices.say(f"warning: other users can read {path}, which may contain keys. Make it private: chmod 600 {FILE}")
     used = {name: value for name, value in found.items() if value and name in CREDENTIALS and name not in os.environ}
     for name, value in used.items():
         if not value.isprintable():

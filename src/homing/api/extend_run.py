@@ -37,7 +37,7 @@ def extending_sets(loaded: Loaded, steps: int, unfinished: Path | None) -> tuple
     folder = newest_weights(loaded.run.name, kind)
     if folder is None:
         raise UsageError(
-            what=f"No trained {kind} of {loaded.run.name} to extend.",
+            what=f"There is no trained {kind} phase of {loaded.run.name} to extend.",
             why=f"Looked for its checkpoints in ./models and in local runs started in {Path.cwd()}.",
             fix=f"Train it first: homing train {loaded.run.name}   or fetch it: homing fetch {loaded.run.name}",
         )
@@ -52,7 +52,7 @@ def _sets(number: int, kind: str, steps: int, folder: str, seed: int) -> list[st
 
 
 def _place(file: Path, kind: str) -> int:
-    """Return the index of the phase in the run file; a phase without a kind is the first one."""
+    """Return the index of this kind of phase in the run file; 0 if no phase names it."""
     phases = read_source(file).data.get("phases") or []
     return next((number for number, phase in enumerate(phases) if (phase or {}).get("kind") == kind), 0)
 

@@ -69,7 +69,7 @@ class Model(OpenModel):
         ids = list(text_or_ids) if not isinstance(text_or_ids, str) else self._ids(text_or_ids)
         if len(ids) > self.model.shape.context:
             raise UsageError(
-                what=f"{len(ids):,} tokens do not fit the model's context of {self.model.shape.context:,}.",
+                what=f"{len(ids):,} tokens do not fit in the model's context of {self.model.shape.context:,}.",
                 fix="Pass a shorter text.",
             )
         with torch.inference_mode():
@@ -88,7 +88,7 @@ class Model(OpenModel):
         return Score(-sum(taken) / math.log(2) / len(text.encode()), ids[1:], taken)
 
     def export(self, to: str = "hf", out: str | Path | None = None, *, licence: str = "", force: bool = False) -> Path:
-        """Write the model for other tools (hf, gguf, ollama, adapter, merged) and verify it. Returns its folder."""
+        """Export the model for other tools (hf, gguf, ollama, adapter, merged), verify it, and return its folder."""
         from homing.api.models.export_model import export_model
 
         target = Path(out) if out is not None else None

@@ -1,4 +1,4 @@
-"""Notices: messages from the library while it works, such as a warning or which checkpoint it opens.
+"""Notices: messages from the library while it works, such as warnings or the name of the checkpoint it opens.
 
   say(text)                send one notice to the current listener
   listening(listener)      let `listener` receive them inside a `with` block

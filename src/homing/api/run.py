@@ -176,7 +176,7 @@ class Run:
     def destroy(self, *, force: bool = False) -> list[dict[str, Any]]:
         """Destroy the run's instances; the provider confirms the end of billing. Returns the receipts.
 
-        `force`: destroy even if something that was not pushed would be lost; without it, that raises a UsageError.
+        `force`: destroy even if something that was not pushed would be lost; without it, such a loss is a UsageError.
         """
         from homing.api.runs.end_runs import destroy
 

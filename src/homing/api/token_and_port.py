@@ -1,4 +1,4 @@
-"""Access token of a local web server: from the environment, not the command line, which every local user can read."""
+"""Read a local web server's access token from the environment, because every local user can read command lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def given_token(variable: str) -> str:
     token = os.environ.get(variable, "")
     if token and (len(token) < _MIN_LETTERS or set(token) - set(string.ascii_letters + string.digits + "-._~+/=")):
         raise UsageError(
-            what=f"Invalid {variable}.",
+            what=f"Invalid access token in {variable}.",
             why=f"A token has at least {_MIN_LETTERS} characters: letters, digits or -._~+/=.",
             fix=f"export {variable}=$(openssl rand -hex 16)   or unset it: homing creates and prints one",
         )

@@ -1,4 +1,4 @@
-"""Trackers for `launch`, `train`, `watch` and `tensorboard`: which ones to use, and a follower for each."""
+"""Trackers for `launch`, `train`, `watch` and `tensorboard`: which ones to use, and a follower process for each."""
 
 from __future__ import annotations
 

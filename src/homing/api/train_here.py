@@ -1,6 +1,6 @@
 """Train on this computer, with the same trainer as on a rented instance: what `homing train` does.
 
-run file -> run.json in a run directory under the home -> `python -m homing.lm.train DIR` as a child -> its outcome
+run file -> run.json in a run directory under $HOMING_HOME -> `python -m homing.lm.train DIR` as a child -> its outcome
 
 The trainer is a separate process here too: on Ctrl-C it gets one signal and saves a checkpoint. The same call resumes
 the newest unfinished run of that name; `fresh` starts a new one. `extend` trains a finished or stopped model for more
@@ -202,7 +202,7 @@ def _missing(loaded: Loaded) -> Path:
 
 
 def _with_weights(loaded: Loaded, again: Callable[[], Loaded]) -> Loaded:
-    """Download public open weights, which prep leaves to the machine that trains: here, this computer."""
+    """Download public open weights. Prep leaves this to the machine that trains, which here is this computer."""
     source = loaded.source
     if source is None or all((source.metadata_dir / file.name).is_file() for file in source.files):
         return loaded
@@ -248,7 +248,7 @@ def _run_dir(loaded: Loaded, name: str, again: str, *, must_exist: bool, is_fres
 
 
 def _check_space(run: Run, run_dir: Path) -> None:
-    """Check the disk before the first step: room for all checkpoints that will be kept, besides those already there."""
+    """Before the first step, check that the disk has room for all checkpoints that will be kept."""
     there = next(path for path in (run_dir, *run_dir.parents) if path.exists())
     needed, free = _bytes_to_come(run, run_dir), World().free_bytes(there)
     if free >= needed + _SPARE_BYTES:
@@ -257,7 +257,7 @@ def _check_space(run: Run, run_dir: Path) -> None:
     raise UsageError(
         what=f"Not enough disk space for the checkpoints of {run.name}.",
         why=f"They may take {format_bytes(needed)} (one takes {sizes}); {there} has {format_bytes(free)} free.",
-        fix="Free some space, keep fewer checkpoints (--set checkpoint.keep_last=1), or move the home:"
+        fix="Free some space, keep fewer checkpoints (--set checkpoint.keep_last=1), or use another home directory:"
         " export HOMING_HOME=/elsewhere",
     )
 
@@ -296,7 +296,7 @@ def _refuse_if_busy(run_dir: Path) -> None:
 def _busy(run_dir: Path) -> UsageError:
     return UsageError(
         what=f"Another trainer is running in {run_dir}.",
-        why="The same command would resume that run, but it is still being trained.",
+        why="This command would resume that run, but it is still being trained.",
         fix=f"Watch it: homing watch {run_dir.name}   Save and stop it: homing stop {run_dir.name}"
         "   Or start another run: --fresh",
     )
@@ -344,7 +344,7 @@ def newest_unfinished(runs: Path, name: str) -> Path | None:
 
 
 def _run_trainer(run_dir: Path, typed: str, out: Write | None, err: Write | None) -> tuple[int, int]:
-    """Run the trainer. Return its exit code, and the signal that was passed on to it or 0.
+    """Run the trainer. Return its exit code, and the signal that was passed on to it (0 if none was).
 
     `typed`: the run as the user typed it, for the commands in the trainer's messages.
     """

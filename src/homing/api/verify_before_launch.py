@@ -45,7 +45,7 @@ def verify_run(
     check_hashes: bool = False,
     show: Show = lambda name, rows: None,
 ) -> Findings:
-    """Check sizes, memory and data of a run, and unless `no_run` run one training step.
+    """Check a run's sizes, memory and data, and, unless `no_run` is set, run one training step.
 
     The problems it finds are in the result; `raise_problems` raises them. `run`: None means the newest run file.
     """
@@ -159,7 +159,7 @@ def _data(loaded: Loaded, found: Findings, is_hashing: bool) -> None:
         return
     if prepared is None:
         found.document["data"] = {"dir": loaded.run.data.dir, "num_train_tokens": 0, "num_val_tokens": 0}
-        notices.say(f"Data: nothing prepared in {loaded.run.data.dir} yet.")
+        notices.say(f"Data: nothing has been prepared in {loaded.run.data.dir} yet.")
         return
     problems = missing_files(prepared, is_hashing=is_hashing)
     found.problems += problems
@@ -192,14 +192,14 @@ def _data(loaded: Loaded, found: Findings, is_hashing: bool) -> None:
 
 
 def _own_data(loaded: Loaded, found: Findings, is_hashing: bool) -> None:
-    """Check the data of single phases."""
+    """Check the data of phases that have their own."""
     from homing.config.prepared_data import missing_files, read_prepared
 
     found.document["own_data"] = []
     for prep in loaded.phase_preps:
         prepared = read_prepared(prep.dir)
         if prepared is None:
-            notices.say(f"Data of {prep.phase}: nothing prepared in {prep.dir} yet.")
+            notices.say(f"Data of {prep.phase}: nothing has been prepared in {prep.dir} yet.")
             continue
         problems = missing_files(prepared, is_hashing=is_hashing)
         found.problems += problems
@@ -270,8 +270,8 @@ def _one_step(loaded: Loaded, found: Findings) -> None:
     notices.say(f"Weights of {report.phase}: {report.weights}.")
     notices.say(
         f"Built on {report.device}{layers} in {format_duration(report.step_s)}: {report.num_params:,}"
-        f" parameters{learns}, loss {report.loss:.3f} (guessing gives {report.expected_loss:.3f}, ln of the"
-        f" vocabulary), gradient norm {report.grad_norm:.3f} on {report.batch}."
+        f" parameters{learns}, loss {report.loss:.3f} (guessing gives {report.expected_loss:.3f}, the ln of"
+        f" the vocabulary size), gradient norm {report.grad_norm:.3f} on {report.batch}."
     )
     for sentence in report.notes:
         notices.say(f"Note: {sentence}")

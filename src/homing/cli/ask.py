@@ -48,7 +48,7 @@ def select(plan: Plan, *, yes: bool) -> OfferPlan | None:
 
 
 def agrees_to_rate(row: OfferPlan, words: Words, limit_usd_per_hour: Decimal | None) -> bool:
-    """Ask the user to confirm a high hourly rate. An hour may cost more than a whole run, so --yes is not enough."""
+    """Ask the user to confirm a high hourly rate. One hour may cost more than a whole run, so --yes is not enough."""
     if not is_dear(row.offer, limit_usd_per_hour):
         return True
     rate = usd(row.offer.rate_usd_per_hour)
@@ -65,14 +65,14 @@ def agrees_to_rate(row: OfferPlan, words: Words, limit_usd_per_hour: Decimal | N
 
 
 def agrees_to_next(row: OfferPlan, agreed: OfferPlan, limit_usd_per_hour: Decimal | None, *, yes: bool) -> bool:
-    """Return whether to use the next offer after one was lost. --yes accepts an offer close to the agreed cost."""
+    """Return whether to use the next offer if the agreed one is gone. --yes accepts a cost close to the agreed one."""
     more = row.cost_usd - agreed.cost_usd
     if yes and is_within_plan(row, agreed, limit_usd_per_hour):
         return True
     if not sys.stdin.isatty():
         output.say(
-            f"Offer skipped: finishing the run on it would cost {usd(more)} more than agreed."
-            " Allow it with --set limits.rate=..."
+            f"Skipped an offer: finishing the run on it would cost {usd(more)} more than on the offer you agreed to."
+            " To allow such offers, pass --set limits.rate=..."
         )
         return False
     difference = f"{usd(more)} more" if more > 0 else f"{usd(-more)} less"

@@ -25,7 +25,7 @@ _FILES = {
 
 
 def run_words(incomplete: str) -> list[str]:
-    """Complete names of run files and runs; complete run ids after NAME@, or if no name matches."""
+    """Return the matching names of runs and run files; after NAME@, or if no name matches, the matching run ids."""
     from homing.config.home_and_run_files import home, run_files
 
     folder = home() / "runs"
@@ -64,10 +64,10 @@ def install(arguments: list[str]) -> int:
     changes = f"writes {script}" + "".join(f" and adds lines to {each}" for each in edited)
     agrees = not {"--yes", "-y"}.isdisjoint(arguments)
     if not output.ask(f"Completion for {shell} {changes}. Continue?", yes=agrees):
-        output.say(f"Nothing was changed. Show the script: homing --show-completion {shell}")
+        output.say(f"Nothing was changed. To see the completion script: homing --show-completion {shell}")
         return 0
     from typer._completion_shared import install as write
 
     write(shell=shell, prog_name="homing", complete_var="_HOMING_COMPLETE")
-    output.say(f"Written: {' and '.join([script, *edited])}. Open a new terminal to use the completion.")
+    output.say(f"Wrote {' and '.join([script, *edited])}. Open a new terminal to use shell completion.")
     return 0

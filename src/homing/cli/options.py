@@ -35,7 +35,7 @@ Sets = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Override a key of the run file, such as --set model.depth=8.",
+        help="Override a run file key, such as --set model.depth=8.",
         autocompletion=change_words,
     ),
 ]
@@ -69,6 +69,6 @@ TrackerName = Annotated[
     str | None, typer.Option("--run-name", metavar="NAME", help="Name of the run in trackers; default: its id.")
 ]
 Base = Annotated[
-    str, typer.Option("--base", metavar="FOLDER|hf:...", help="Base weights on which the adapter was trained.")
+    str, typer.Option("--base", metavar="FOLDER|hf:...", help="Base weights that the adapter was trained on.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Confirm without asking.")]

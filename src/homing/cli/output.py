@@ -60,7 +60,7 @@ __all__ = [
 # character may also be a single raw byte, which is decoded to a surrogate.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\udc80-\udc9f]")
 _SHOWN = "\N{REPLACEMENT CHARACTER}"
-_WIDTH_OF_PIPE = 200  # width of tables, in columns, if stdout is not a terminal
+_WIDTH_OF_PIPE = 200  # table width, in characters, if stdout is not a terminal
 
 _loudness = 0
 _is_json = False
@@ -211,7 +211,7 @@ def _plain(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _least_width(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    """Return the terminal width in which the longest words of all columns fit side by side."""
+    """Return the smallest width of a table in which the longest word of every column fits."""
     from rich.cells import cell_len
 
     columns = itertools.zip_longest(headers, *rows, fillvalue="")

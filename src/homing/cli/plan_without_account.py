@@ -23,7 +23,7 @@ def parse_rate(text: str | None) -> Decimal | None:
     except ValueError as exc:
         raise UsageError(what=f"--rate: {exc}.", fix="For example: --rate 2.50") from exc
     if not rate:
-        raise UsageError(what="--rate: must be more than 0.", fix="For example: --rate 2.50")
+        raise UsageError(what="--rate must be more than 0.", fix="For example: --rate 2.50")
     return rate
 
 
@@ -35,9 +35,9 @@ def show_listed(planned: Planned) -> None:
     title = f"{run.name} by GPU, estimated without querying providers"
     output.table(headers, (_row(row, limit) for row in rows), title=title)
     if any(row.rate_usd_per_hour is not None and row.provider for row in rows):
-        output.say("Costs use the list prices on the dates shown; current prices may differ.")
+        output.say("Costs are based on the list prices on the dates shown; current prices may differ.")
     if any(row.rate_usd_per_hour is None for row in rows):
-        output.say(f'A rate of "-" has no known list price. Enter your own: homing plan {typed} --rate 2.50')
+        output.say(f'"-" means that no list price is known. To use your own rate: homing plan {typed} --rate 2.50')
     if planned.is_without_key:
         for name in run.cloud.providers:
             account = ACCOUNTS[name]

@@ -73,7 +73,7 @@ class Meter:
             output.say(f"Note: {progress.note}")
             return
         if progress.stage == "resumed":
-            output.say("Resuming where the previous prep stopped.")
+            output.say("Resuming where the previous `homing prep` stopped.")
         if progress.stage not in _STAGES:
             return
         now = time.monotonic()
@@ -86,7 +86,7 @@ class Meter:
             self._advise(progress)
 
     def _advise(self, progress: Progress) -> None:
-        """If the preparation will take long, tell the user once how to speed it up."""
+        """If the preparation will take long, print once how to speed it up."""
         if progress.eta_s is not None and progress.eta_s > _LONG_S and not self._has_advised:
             self._has_advised = True
             self._clear()
@@ -96,7 +96,7 @@ class Meter:
                 else "fewer entries (tokenizer.vocab_size), a smaller tokenizer.sample, "
             )
             output.say(
-                f"This takes a while. To speed it up, use {chosen}more memory and cores, or only part of the text"
+                f"This will take a while. To speed it up, use {chosen}more memory and cores, or only part of the text"
                 " for now (--take 100MB). You can stop at any time; run the same command to continue."
             )
 

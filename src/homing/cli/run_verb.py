@@ -132,9 +132,9 @@ def _print_verbs() -> int:
 
 @contextlib.contextmanager
 def _endings_as_interrupts() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP like Ctrl-C: a launch must undo what it started, even when its terminal closes.
+    """Treat SIGTERM and SIGHUP like Ctrl-C: a launch must clean up, even when its terminal closes.
 
-    Only the first signal counts: a system shutdown sends several, and they must not interrupt the undo. A signal that
+    Only the first signal counts: a system shutdown sends several, and they must not stop the cleanup. A signal that
     was ignored at the start (nohup) stays ignored.
     """
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
@@ -223,7 +223,7 @@ def _say_interrupted() -> None:
 
 
 def _print_help(context: Any) -> tuple[int, str]:
-    """Print the same help as --help and return exit code 0, because running `homing` without a verb is no error."""
+    """Print the same help as --help and return exit code 0, because running `homing` without a verb is not an error."""
     try:
         print(context.get_help(), flush=True)
     except BrokenPipeError:
@@ -253,7 +253,7 @@ def _has_ledger() -> bool:
 
 
 def _check_billing(code: int, shown: str) -> int:
-    """Report instances whose destroy is unconfirmed. If one may still bill, return that error's exit code instead."""
+    """Report instances not confirmed as destroyed. If one may still be billing, return that error's exit code."""
     if not _has_ledger():
         return code
     from homing.api.lookup.find_runs import last_word
@@ -290,7 +290,7 @@ def _fill_watch(arguments: list[str]) -> list[str]:
 
 
 def _json_behind(arguments: list[str]) -> list[str]:
-    """Move --json from before the verb to the end, because verbs accept it only after their name."""
+    """Move a --json that comes before the verb to the end, because verbs accept it only after their name."""
     if arguments[:1] != ["--json"]:
         return arguments
     kept = arguments[1:]

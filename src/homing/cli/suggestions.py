@@ -132,7 +132,7 @@ def verb(word: str, typed: list[str], verbs: Collection[str]) -> UsageError:
 
 
 def usage(error: Any, typed: list[str], verbs: Collection[str], load: Callable[[str], Any]) -> UsageError:
-    """Return our error for a command line that click rejected; `load` returns the click command of a verb."""
+    """Return our error for a command line that click rejected; `load` returns a verb's click command."""
     name = next((word for word in typed if word in verbs), "")
     path = getattr(error.ctx, "command_path", "") or "homing"
     path = path if " " in path else f"homing {name}".strip()
@@ -214,7 +214,7 @@ def _spread_by_the_shell(typed: list[str], params: Iterable[Any]) -> UsageError 
     replacement = [meant] if meant else each_by_itself
     return UsageError(
         what=f"{typed[place]} takes one value, but got {len(files)}.",
-        why="Your shell expanded the *; put quotes around it.",
+        why="Your shell expanded the *; put the pattern in quotes.",
         fix=_line([*typed[: place + 1], *replacement, *behind[len(files) :]]),
     )
 
@@ -324,7 +324,7 @@ def _in_front(wrong: str, name: str, typed: list[str], load: Callable[[str], Any
     again = [name, *typed[cut + 1 :], *typed[:cut]]
     meant = None if wrong in own else _elsewhere(wrong, own) or _spelled_like(wrong, own)
     return UsageError(
-        what=f"{wrong} comes before its verb.",
+        what=f"{wrong} must come after the verb.",
         why="The verb comes first, then its options: homing VERB [RUN] [OPTIONS].",
         fix=_retyped(wrong, meant, again) if meant else _line(again),
     )
@@ -334,7 +334,7 @@ def _in_front(wrong: str, name: str, typed: list[str], load: Callable[[str], Any
 class _Corrected:
     words: list[str]  # a command line that the verb accepts; empty if none was found
     left_out: list[str]
-    keys: list[str]  # run file keys into which options were translated, with a remark on each
+    keys: list[str]  # run file keys that replace unknown options, each with a remark
     has_ours: bool  # whether at least one unknown option was translated
 
 

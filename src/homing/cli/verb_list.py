@@ -29,7 +29,7 @@ STORIES: dict[str, dict[str, str]] = {
     },
     "Cloud runs": {
         "plan": "Show hours and dollars per offer, cheapest to finish first.",
-        "offers": "List what every provider rents now, lowest rate first.",
+        "offers": "List what you can rent now at every provider, lowest rate first.",
         "launch": "Rent an instance, train, push the model and end billing.",
         "status": "Show the current state of a run.",
         "watch": "Follow steps, loss, speed, samples and dollars live.",
@@ -52,9 +52,9 @@ STORIES: dict[str, dict[str, str]] = {
     "Tools": {
         "store": "List, get, put and remove files in a store.",
         "dashboard": "Show all runs and their billing live in the browser; read-only.",
-        "tensorboard": "Open a run's curves in TensorBoard, live or finished.",
+        "tensorboard": "Open the curves of a live or finished run in TensorBoard.",
         "report": "Write a one-page report of a run: setup, results, samples, cost.",
-        "image": "Build a container image for training with your local Docker.",
+        "image": "Build a container image for training, with your local Docker.",
         "setup": "Run a provider's first-time setup; safe to repeat.",
         "doctor": "Check keys, clients, disk, clock and store, with a fix for each problem.",
     },

@@ -145,7 +145,7 @@ def test_a_phase_comes_from_the_run_that_has_it_with_a_note(
         find_model("models/ll", phase="sft")
     for run_dir in (sft, rl):
         run_dir.rename(tmp_path / run_dir.name)
-    with pytest.raises(UsageError, match="ll has no local checkpoint of the phase rl") as refused:
+    with pytest.raises(UsageError, match="ll has no local checkpoint of the rl phase") as refused:
         find_model("ll", phase="rl")
     assert refused.value.why == "Local checkpoints: pretrain in models/ll, mid in models/ll-mid."
     assert "homing fetch ll --checkpoint rl:STEP" in refused.value.fix

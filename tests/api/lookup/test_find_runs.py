@@ -69,7 +69,7 @@ def test_a_run_of_another_folder_is_not_brought_here_under_the_name_of_this_fold
     ):
         refused = cli(*argv)
         assert refused.code == 2, argv
-        assert f"{reference} was started in {w}; this is {x}." in refused.err
+        assert f"{reference} was started in {w}; the current folder is {x}." in refused.err
         assert (
             f"homing {argv[0]} {reference}{' --spend 3' * (argv[0] == 'limit')}   "
             "For the run file in this folder: homing plan moss" in refused.err
@@ -175,10 +175,10 @@ def test_what_changes_or_ends_a_run_of_another_folder_wants_its_id_which_works_f
         ):
             refused = cli(*argv)
             assert refused.code == 2, argv
-            assert f"{reference} was started in {w}; this is {Path.cwd()}." in refused.err
+            assert f"{reference} was started in {w}; the current folder is {Path.cwd()}." in refused.err
             assert f"homing {argv[0]} {reference}" in refused.err, "the very command"
         if not has_run_file:
-            assert "A name selects a run started in this folder, and none of them is called moss." in refused.err
+            assert "A name selects a run started in this folder, and no such run is called moss." in refused.err
         (line,) = Home(homing_home, World()).ledger.lines(reference)
         assert line.destroyed_at is None, "it is not destroyed"
         assert f"Stop it: homing stop {reference}" in cli("status", reference).err, "what is said to type is what works"

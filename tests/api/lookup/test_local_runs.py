@@ -196,7 +196,10 @@ def test_its_log_is_read_and_followed_and_it_has_no_other_programs(
     meanwhile(monkeypatch, ends)
     with at_work(folder):
         assert cli("logs", "moss", "-f").out == "step 1\nstep 2\n"
-    for program, why in (("agent", "agent runs only on rented instances"), ("kernel", "Known: trainer, agent, sync.")):
+    for program, why in (
+        ("agent", "agent process runs only on rented instances"),
+        ("kernel", "Known: trainer, agent, sync."),
+    ):
         refused = cli("logs", "moss", program)
         assert refused.code == 2
         assert why in refused.err

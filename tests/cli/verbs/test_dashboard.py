@@ -93,7 +93,7 @@ def test_a_token_that_no_header_can_carry_is_refused(homing: Homing, monkeypatch
     monkeypatch.setenv("HOMING_DASHBOARD_TOKEN", "with spaces in the token")
     code, _, err = homing("dashboard")
     assert code == 2
-    assert "Invalid HOMING_DASHBOARD_TOKEN" in err
+    assert "Invalid access token in HOMING_DASHBOARD_TOKEN" in err
     assert "with spaces" not in err
 
 

@@ -62,7 +62,7 @@ def test_a_ledger_that_cannot_be_updated_does_not_keep_a_machine_billing(
     said = cli("destroy", typed, "--yes")
     assert said.code == 0, said.err
     assert "The ledger cannot be used" in said.err
-    assert "Destroyed with its volumes and keys, confirmed" in said.err
+    assert "Destroyed, including volumes and keys, and confirmed" in said.err
 
 
 def test_a_word_that_may_be_a_volume_at_a_provider_who_cannot_be_asked_may_bill(
@@ -91,7 +91,7 @@ def test_a_word_for_the_account_that_cannot_be_asked_keeps_no_machine_billing(
     monkeypatch.setattr(Local, "account", silent)
     said = cli("destroy", "moss", "--same-account", "--yes")
     assert said.code == 0, said.err
-    assert "Destroyed with its volumes and keys, confirmed" in said.err
+    assert "Destroyed, including volumes and keys, and confirmed" in said.err
 
 
 def test_it_never_guesses(cli: Homing) -> None:

@@ -154,7 +154,7 @@ def test_two_models_are_compared_in_a_plain_sentence(homing: Homing, model: Path
     (difference,) = json.loads(out)["differences"]
     assert difference["difference"] == 0
     assert not difference["is_more_than_noise"]
-    assert "## Compared" in Path("r.md").read_text()
+    assert "## Comparison" in Path("r.md").read_text()
 
 
 def test_text_that_one_run_held_out_may_have_been_read_by_the_other(
@@ -192,7 +192,7 @@ def test_the_flags_of_answers_are_heeded_with_made_up_tasks(homing: Homing, answ
     assert [one["name"] for one in json.loads(out)["results"][0][0]["scores"]] == ["pass@1", "pass@2"]
     code, _, err = homing("tiny", "--task", "arithmetic:1", "--at-most", "3", "--new-tokens", "200")
     assert code == 2
-    (fix,) = re.findall(r"or use (--new-tokens \d+)", err)
+    (fix,) = re.findall(r"or lower it: (--new-tokens \d+)", err)
     assert homing("tiny", "--task", "arithmetic:1", "--at-most", "3", *fix.split())[0] == 0, "the advice must work"
 
 
@@ -237,14 +237,14 @@ def test_a_task_with_a_reward_of_its_own_is_left_out_and_said_so(
         (["tiny", "--task", "gsm8k"], "The GSM8K questions were not found", "--task gsm8k:test.jsonl"),
         (["tiny", "--task", "arithmetic:9"], "the difficulty must be 1 to 5", "--task arithmetic:1"),
         (["tiny", "--pass-at", "8", "--samples", "2"], "cannot be computed from 2 samples", "--samples 8"),
-        (["tiny", "--pass-at", "2"], "--pass-at applies to generated answers", "--task arithmetic:1"),
+        (["tiny", "--pass-at", "2"], "--pass-at applies only to generated answers", "--task arithmetic:1"),
         (
             ["tiny", "--task", "task.jsonl", "--new-tokens", "8"],
-            "--new-tokens applies to generated answers",
-            "leave it out",
+            "--new-tokens applies only to generated answers",
+            "leave out the option",
         ),
-        (["tiny", "--task", "task.jsonl", "--window", "16"], "--window applies to text", "--text FILE"),
-        (["tiny", "--compare", "tiny", "tiny"], "Three models given", "homing eval --compare tiny tiny"),
+        (["tiny", "--task", "task.jsonl", "--window", "16"], "--window applies only to text", "--text FILE"),
+        (["tiny", "--compare", "tiny", "tiny"], "Three models were given", "homing eval --compare tiny tiny"),
         (["tiny", "--chat", "nowhere.jsonl"], "chat: nowhere.jsonl does not exist", "--chat PATH"),
     ],
 )

@@ -92,7 +92,7 @@ def test_two_offers_are_compared_and_the_cheapest_to_finish_is_recommended(
     said = cli("plan", "moss", *long)
     assert "Cheapest to finish: local 1x_h100" in said.err
     assert "local 1x_t4 would cost $" in said.err
-    assert "Skipped: local 1x_l4 (1x L4, $0.10/h) has 1 B of" in said.err
+    assert "Skipped offer: local 1x_l4 (1x L4, $0.10/h) has 1 B of" in said.err
     assert "rate of 1970-01-01" in said.out
     phases = said.out[said.out.index("Time and cost by phase") :]
     assert [line.split()[0] for line in phases.splitlines()[1:]] == ["phase", "boot", "pretrain", "home", "all"]

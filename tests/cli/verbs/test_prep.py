@@ -242,7 +242,9 @@ def test_a_long_prep_says_once_what_makes_it_shorter(
         now += 31.0
         meter.show(Progress("encode", 50, 200, 12, now, eta_s=7200.0, is_tokenizer_given=True))
     said = capsys.readouterr().err
-    assert "This takes a while. To speed it up, use more memory and cores" in said, "another tokenizer cannot be had"
+    assert "This will take a while. To speed it up, use more memory and cores" in said, (
+        "another tokenizer cannot be had"
+    )
 
 
 def test_the_newest_run_is_taken_when_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,7 +305,7 @@ def test_prep_reports_a_read_only_run_file_and_suggests_the_complete_command(
     )
     command("t", vocab_size="290")
     said = capsys.readouterr().err
-    assert "warning: tokenizer.vocab_size: 290 not written to runs/t.toml: homing does not write TOML" in said
+    assert "warning: could not write tokenizer.vocab_size: 290 to runs/t.toml: homing does not write TOML" in said
     assert said.splitlines()[-1] == "Next: homing verify t --set tokenizer.vocab_size=290"
 
 

@@ -127,7 +127,7 @@ def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(
     monkeypatch.setenv("HOMING_SERVE_TOKEN", token)
     code, _, err = homing("serve", "base")
     assert code == 2
-    assert "Invalid HOMING_SERVE_TOKEN" in err
+    assert "Invalid access token in HOMING_SERVE_TOKEN" in err
     assert token not in err
 
 

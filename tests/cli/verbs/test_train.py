@@ -396,7 +396,7 @@ def test_a_finished_run_is_extended_from_its_weights_with_a_schedule_of_its_own(
     make_data(project / "data/tiny")
     none = homing("train", "tiny", "--extend", "4")
     assert none.returncode == 2
-    assert "No trained pretrain of tiny to extend" in none.stderr
+    assert "There is no trained pretrain phase of tiny to extend" in none.stderr
     assert homing("train", "tiny").returncode == 0
     (first,) = run_dirs()
     more = homing("train", "tiny", "--extend", "4")

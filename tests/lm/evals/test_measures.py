@@ -203,7 +203,7 @@ def test_held_out_conversations_of_a_launched_run_are_found_where_prep_left_them
     card = with_chats(subject, here, num_val_tokens=0)
     (text,) = open_sets(card, [], [], [], text_field="text", at_most=0)
     assert text.name == "text held out for tiny"
-    assert "The phase sft held out no conversations" in capsys.readouterr().err
+    assert "The sft phase held out no conversations" in capsys.readouterr().err
 
 
 def with_chats(subject: Subject, data_dir: Path, **changes: Any) -> Card:

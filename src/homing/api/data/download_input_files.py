@@ -39,7 +39,7 @@ _NEARLY = 0.9  # warn below this fraction of the wanted size
 _IN_STORE = re.compile(r"(?P<path>(s3|hf|modal|file):[^?]*/[^/?]+)(?P<query>\?.*)?")
 _REPO = re.compile(r"hf:/*((datasets|models)/)?[^/*]+/[^/*]+")
 _MAGIC = re.compile(r"[*\[]")
-# The names of pull requests and of the Hub's conversions to Parquet contain slashes.
+# On the Hub, the revision names of pull requests and of Parquet conversions contain slashes.
 _REVISION = re.compile(r"(?P<repo>hf:/*((datasets|models)/)?[^/@]+/[^/@]+)@(?P<revision>refs/(convert|pr)/[^/]+|[^/]+)")
 
 
@@ -75,7 +75,7 @@ def say_if_less(take_bytes: int, text: Sequence[str], manifest: DataManifest) ->
     if any(is_in_store(path) for path in text) and got < _NEARLY * take_bytes:
         notices.say(
             f"warning: data.take asks for {format_bytes(take_bytes)} of text, but the downloaded files contain"
-            f" {format_bytes(got)}. Increase data.take to download more files, if the store has more."
+            f" only {format_bytes(got)}. If the store has more files, increase data.take to download more of them."
         )
 
 
@@ -130,7 +130,7 @@ def _bring_all(store: Store, pattern: str, address: str, into: Path, take_bytes:
         raise DataError(
             what=f"No file matches {address}.",
             why=f"Files in {store.url} that match the start of the pattern: {others}{' ...' * (len(below) > 5)}.",
-            fix="Fix the pattern: * matches part of a name, ** matches any folders.",
+            fix="Change the pattern: * matches part of a name, ** matches any number of folders.",
         )
     at = f", of commit {store.revision}" if isinstance(store, Versioned) else ""
     notices.say(f"{address}: {counted(len(met), 'file')}, {format_bytes(sum(entry.num_bytes for entry in met))}{at}.")
@@ -143,7 +143,7 @@ def _bring_all(store: Store, pattern: str, address: str, into: Path, take_bytes:
     _check_room([entry for entry in part if not (into / entry.key).is_file()], into)
     for entry in part:
         _bring(store, entry.key, f"{store.url}/{entry.key}", into)
-    if len(part) < len(met):  # keep files fetched for the full pattern, which may be wanted again
+    if len(part) < len(met):  # keep the other files, which may be needed again for the full pattern
         return [str(into / entry.key) for entry in part]
     _keep_only({into / entry.key for entry in met}, into)
     return [f"{glob.escape(str(into))}/{pattern}"]
@@ -167,9 +167,9 @@ def _part(met: list[Entry], take_bytes: int) -> list[Entry]:
 def _keep_only(kept: set[Path], into: Path) -> None:
     """Delete files that are no longer in the store or were fetched for another pattern.
 
-    This pattern would match them too. Only homing writes to this folder.
+    The pattern that the caller returns would match them too. Only homing writes to this folder.
     """
-    for path in sorted(into.rglob("*"), reverse=True):  # a folder's contents before the folder itself
+    for path in sorted(into.rglob("*"), reverse=True):  # a folder's contents come before the folder
         if path.is_dir():
             with contextlib.suppress(OSError):  # not empty
                 path.rmdir()
@@ -178,7 +178,7 @@ def _keep_only(kept: set[Path], into: Path) -> None:
 
 
 def _check_room(to_come: list[Entry], into: Path) -> None:
-    """Check free disk space before the first download, not after an hour of downloads."""
+    """Raise DataError before the first download if the files do not fit on the disk."""
     needed = sum(entry.num_bytes for entry in to_come)
     free = shutil.disk_usage(next(folder for folder in (into, *into.absolute().parents) if folder.exists())).free
     if free < needed:

@@ -132,7 +132,7 @@ def _examine(doctor: Doctor, validation: list[str], names: list[str]) -> None:
 
 @contextmanager
 def _paths_typed() -> Iterator[None]:
-    """Rewrite errors that name the run file key `chat`: here the files are arguments of the verb."""
+    """Rewrite errors that name the run file key `chat`, because here the files are command line arguments."""
     try:
         yield
     except DataError as exc:
@@ -152,8 +152,8 @@ def _checked(doctor: Doctor, next_verb: str) -> CheckedChats:
     if doctor.num_faults:
         lines = counted(doctor.num_faults, "invalid line")
         error = DataError(
-            what=f"Found {lines}.",
-            why=f"First: {findings[0]}",
+            what=f"Found {lines} in the chat data.",
+            why=f"The first finding: {findings[0]}",
             fix=_how_to_fix(doctor),
         )
     document = {
@@ -232,12 +232,12 @@ def _no_such(name: str, number: int, count: int) -> UsageError:
     return UsageError(
         what=f"Conversation {number:,} does not exist.",
         why=f"{name} has {count:,} usable conversations.",
-        fix="Use --number 1; `homing data check` lists what was skipped.",
+        fix="Use --number 1. `homing data check` lists the conversations that were skipped.",
     )
 
 
 def _run_named(names: list[str], sets: list[str] | None) -> Loaded | None:
-    """Load the named run; None if the arguments are files. An existing file wins over a run of the same name."""
+    """Load the named run; None if the arguments are files. An existing file takes precedence over a run."""
     from homing.config.load import load_run
 
     first = Path(names[0]).expanduser()

@@ -1,4 +1,4 @@
-"""Write a new run file to ./runs, with its sizes computed now: what `homing new` does.
+"""Write a new run file, with its computed sizes, to ./runs: what `homing new` does.
 
 new_run("first", preset="tiny")                          from a preset; with `chat`, followed by an sft phase
 new_run("first", preset="hf:OWNER/NAME", chat=[...])     fine-tune open weights on conversations with adapters
@@ -191,7 +191,7 @@ def _refuse_chat_without_text(text: list[str] | None, chat: list[str], call: str
         chats = _typed({"--chat": chat})
         raise UsageError(
             what="--chat with a preset also needs --text.",
-            why="A preset starts with random weights: it must learn language from text before it learns to chat.",
+            why="A preset starts with random weights, so it must learn language from text before it can learn to chat.",
             fix=f"{call} --text YOUR_TEXT.txt{chats}   or start from pretrained weights:"
             f" {call.rsplit(' ', 1)[0]} hf:OWNER/NAME{chats}",
         )
@@ -202,7 +202,7 @@ def _again(name: str, near: list[str]) -> str:
 
 
 def _check_text(named: str, flag: str, call: str) -> None:
-    """Check local text now, not only at prep, so that the user can fix a typo at once. prep checks text in a store."""
+    """Check local text now, so that the user can fix a typo at once. `homing prep` checks text in a store."""
     from homing.find_source_files import fault_of, is_in_store, is_utf8
 
     if is_in_store(named) or not (fault := fault_of(named)):
@@ -274,7 +274,7 @@ def _fill(body: str, name: str, text: list[str], validation: list[str]) -> str:
     body = re.sub(r"(?m)^name: .*$", f"name: {yaml_name(name)}", body, count=1)
     if text:
         body = re.sub(r"(?m)^  text: .*$", lambda _: f"  text: {yaml_list(text)}", body, count=1)
-        # The preset's held-out file and prompts belong to the preset's own text.
+        # Replace the preset's held-out file and prompts, because they belong to the preset's own text.
         body = re.sub(r"(?m)^  validation: .*\n", "", body, count=1)
         prompts = json.dumps([words] if (words := _first_words(text)) else [], ensure_ascii=False)
         body = re.sub(r"(?m)^  prompts: .*$", lambda _: f"  prompts: {prompts}", body, count=1)

@@ -144,7 +144,7 @@ def _sizes(chats: list[str]) -> Iterator[tuple[int, int]]:
 
 
 def with_chats(body: str, run: Run, chats: list[str], seen: Chats, num_text_tokens: int) -> str:
-    """Return the preset's run file with a context that holds the conversations, and with the sft phase."""
+    """Return the preset's run file with an sft phase, and with a context long enough for the conversations."""
     context = _context(run.model.context, seen)
     if context != run.model.context:
         why = f"fits {_SHARE_WHOLE:.0%} of your conversations; the preset has {run.model.context:,}"
@@ -169,14 +169,14 @@ def _context(usual: int, seen: Chats) -> int:
 
 
 def _with_batch(body: str, batch_tokens: int, context: int) -> str:
-    """Keep the preset's number of tokens per step, rounded to whole rows."""
+    """Return the run file with the preset's batch_tokens, rounded to whole rows of `context` tokens."""
     rows = max(1, round(batch_tokens / context))
     line = f"    batch_tokens: {rows * context}          # {counted(rows, 'row')} of {context:,} tokens"
     return re.sub(r"(?m)^    batch_tokens: .*$", line, body, count=1)
 
 
 def _with_steps(body: str, run: Run, context: int, num_text_tokens: int) -> str:
-    """Reduce the number of steps if the preset's number would repeat a short text too often."""
+    """Return the run file with fewer steps, if the preset's number would repeat a short text too often."""
     steps = re.search(r"(?m)^    steps: (\d+).*$", body)
     batch = re.search(r"(?m)^    batch_tokens: (\d+)", body)
     if not steps or not batch or not num_text_tokens:
@@ -193,7 +193,7 @@ def _with_steps(body: str, run: Run, context: int, num_text_tokens: int) -> str:
 
 
 def _rows_of_sft(context: int, seen: Chats) -> int:
-    """Return the rows per step for about 200 steps, as a power of two from 1 to 32; 0 if the size is unknown."""
+    """Return the number of rows per step for about 200 steps: a power of two up to 32; 0 if the size is unknown."""
     if not seen.num_tokens:
         return 0
     rows = _EPOCHS * seen.num_tokens / context / _STEPS_WANTED

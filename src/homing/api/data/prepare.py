@@ -69,7 +69,7 @@ def prep_run(
     on_progress: OnProgress | None = None,
     is_verbose: bool = False,
 ) -> Prepared:
-    """Prepare everything that a run needs, or only these texts. After an interruption the same call continues."""
+    """Prepare everything that a run needs, or only these texts. After an interruption, the same call continues."""
     ordered = _order_prep(
         run,
         {
@@ -250,7 +250,7 @@ def _remember(file: Path, flags: dict[str, str]) -> bool:
     changes = ", ".join(f"{key}: {value}" for key, value in flags.items())
     if problem := write_keys(file, flags):
         notices.say(
-            f"warning: {changes} not written to {file}: {problem}. Pass --set to later commands, as shown below."
+            f"warning: could not write {changes} to {file}: {problem}. Pass --set to later commands, as shown below."
         )
         return False
     notices.say(f"Saved in {file} for later commands: {changes}")

@@ -90,7 +90,7 @@ def bring_base(loaded: Loaded) -> dict[str, Any] | None:
     source, size = loaded.source, format_bytes(loaded.source.num_weight_bytes)
     is_far = not loaded.run.store.startswith("file:")
     if is_far and source.hub_files:
-        notices.say(f"Open weights: {source.address}, {size}: the instance downloads them from the Hub.")
+        notices.say(f"Open weights: {source.address}, {size}; the instance downloads them from the Hub.")
         folder = source.metadata_dir
     else:
         why = ""
@@ -125,7 +125,7 @@ def write_turns_of(loaded: Loaded) -> None:
     has_tokenizer = (loaded.prep.dir / file_names.TOKENIZER).is_file()
     problem = write_turns(loaded.prep.dir, is_base=loaded.source is not None) if has_tokenizer else ""
     if problem and any(phase.kind == "rl" for phase in loaded.run.phases):
-        notices.say(f"warning: with these weights, rl needs prompts given as ids: {problem}.")
+        notices.say(f"warning: with these weights, an rl phase needs prompts given as token ids: {problem}.")
 
 
 def _copy_metadata(folder: Path, target: Path) -> None:
@@ -183,13 +183,13 @@ def _warn_of_length(fit: dict[str, Any], phase: str, most: int) -> None:
     if num <= (1 - MOST) * num_all:
         return
     needed = fit["context_for_most"]
-    # A power of two, so that batch_tokens, a number of whole rows, most likely stays valid.
+    # Use a power of two: batch_tokens must be a number of whole rows, and most likely it then still is.
     better = 1 << (needed - 1).bit_length()
-    advice = f"in the run file: model.context: {better}"
+    advice = f"to fit them, set in the run file: model.context: {better}"
     if most and most <= fit["context"]:
         advice = "these weights have no larger context; use shorter conversations or other weights"
     elif most and most < better:
-        advice = f"in the run file: model.context: {most}, the maximum of these weights"
+        advice = f"set in the run file: model.context: {most}, the maximum of these weights"
     notices.say(
         f"warning: {phase}: {num:,} of {counted(num_all, 'conversation')} are longer than model.context"
         f" ({fit['context']:,} tokens) and are cut or skipped. {MOST:.0%} of all conversations fit in"
@@ -199,7 +199,7 @@ def _warn_of_length(fit: dict[str, Any], phase: str, most: int) -> None:
 
 
 def _print_report(report: dict[str, Any], check: str) -> None:
-    """Print format, kept, cut and skipped lines of each file, and the first lines that were cut or skipped."""
+    """Print each file's format and numbers of kept, cut and skipped lines, and the first lines cut or skipped."""
     for file in report["files"]:
         notices.say(
             f"  {file['path']}: format {file['form'] or 'unknown'}, {file['num_lines']:,} lines,"
@@ -207,7 +207,7 @@ def _print_report(report: dict[str, Any], check: str) -> None:
         )
     for source in report["sources"]:
         if source["copies"] != 1:
-            notices.say(f"  {source['path']}: {source['copies']:g} times per epoch")
+            notices.say(f"  {source['path']}: used {source['copies']:g} times per epoch")
     notices.say(
         f"  an epoch is {counted(report['rows_per_epoch'], 'row')} = {format_count(report['tokens_per_epoch'])} tokens,"
         f" {100 * report['padding']:.1f}% of them padding"
@@ -270,7 +270,7 @@ def _teller(phase: str) -> Callable[[int, int], None]:
         nonlocal last_report
         if time.monotonic() - last_report >= _REPORT_EVERY_S:
             last_report = time.monotonic()
-            say(f"{phase}: {format_bytes(done)} of {format_bytes(total)} of conversations processed")
+            say(f"{phase}: processed {format_bytes(done)} of conversations; the total is {format_bytes(total)}")
 
     return report_progress
 

@@ -1,4 +1,4 @@
-"""Refuse shards that were made from different text, or with different settings, than the run file has now.
+"""Refuse shards that were made from other text, or with other settings, than those in the run file now.
 
 run file + manifest.json of each data folder -> the first difference -> DataError with the command that fixes it
 

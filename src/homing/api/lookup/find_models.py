@@ -105,7 +105,7 @@ def find_model(run: str | None, *, checkpoint: str | None = None, phase: str | N
 
 
 def finished_here(name: str) -> set[str]:
-    """Return the ids of the runs of this name with a finished model on this computer."""
+    """Return the ids of the runs of this name that have a finished model on this computer."""
     return {each.run for each in _models_called(name) if each.has_finished(None)}
 
 
@@ -121,7 +121,7 @@ def _only(run: str | None, folder: Path, checkpoint: str | None, phase: str | No
             f"homing fetch {manifest.run_id} --checkpoint" if manifest is not None else "homing fetch NAME --checkpoint"
         )
         raise UsageError(
-            what=f"{folder} is a single checkpoint; there is nothing to choose.",
+            what=f"{folder} is a single checkpoint, so there is nothing to choose.",
             why="--checkpoint and --phase select from a run directory with several checkpoints.",
             fix=f"Leave them out, or fetch another checkpoint: {again} {checkpoint or 'STEP'} --to FOLDER",
         )
@@ -142,7 +142,7 @@ def _nothing_of(run: str, phase: str) -> UsageError:
     folders = [folder for each in _models_called(name) for folder in each.fetched]
     there = ", ".join(f"{_phase_of(each) or 'weights'} in {each}" for each in sorted(folders))
     return UsageError(
-        what=f"{run} has no local checkpoint of the phase {phase}.",
+        what=f"{run} has no local checkpoint of the {phase} phase.",
         why=f"Local checkpoints: {there or 'none'}.",
         fix=f"Fetch it: homing fetch {name} --checkpoint {phase}:STEP   Or leave out --phase.",
     )
@@ -231,7 +231,7 @@ def _find_folder(run: str | None, checkpoint: str | None, phase: str | None) -> 
         raise DataError(
             what=f"No trained model found for the run {run!r} in this folder.",
             why=f"{each.name} was started in {other_folder}; {file_called(run)} describes another run of that name.",
-            fix="If you mean that run (for example after moving its folder), use its id: "
+            fix="If you mean the run started there (for example because you moved its folder), use its id: "
             + (each.name if _is_model(each) else f"homing fetch {each.name}"),
         )
     raise DataError(
@@ -265,11 +265,11 @@ def _choose(name: str, found: list[_Models], checkpoint: str | None, phase: str 
 def _say_passed_over(name: str, runs: list[_Models], finished: list[_Models]) -> None:
     if not finished:
         if len(runs) > 1:
-            notices.say(f"No run of {name} has finished: using the newest checkpoint. Choose another: {name}@RUN")
+            notices.say(f"No run of {name} has finished: using the newest checkpoint. Choose another run: {name}@RUN")
     elif runs[0] is not finished[0]:
         notices.say(
             f"{finished[0].run} is the newest finished run of {name}."
-            f" {runs[0].run} is newer but not finished: {name}@{runs[0].run}"
+            f" {runs[0].run} is newer but not finished; to use it: {name}@{runs[0].run}"
         )
 
 
@@ -296,7 +296,7 @@ def _need_newest(name: str, taken: _Models, found: list[_Models]) -> None:
     ]
     if newer:
         raise DataError(
-            what=f"The newest finished run of {name} is {newer[0].id}, and its model has not been fetched yet.",
+            what=f"The newest finished run of {name} is {newer[0].id}, but its model has not been fetched yet.",
             why=f"The model is in {newer[0].store}. The newest local model is from {taken.run}.",
             fix=f"Fetch it: homing fetch {name}   Or use the local one: {name}@{taken.run}",
         )
@@ -464,7 +464,7 @@ def _is_run_dir(path: Path) -> bool:
 
 
 def choose_in_run(run_dir: Path, checkpoint: str | None = None, phase: str | None = None) -> Chosen:
-    """Choose the checkpoint that verbs use in a run directory."""
+    """Return the checkpoint in a run directory that verbs use."""
     checkpoints = run_dir / file_names.CHECKPOINTS
     by_phase = {p: _steps(checkpoints / p) for p in PHASES if _steps(checkpoints / p)}
     chosen = phase or _last_phase(run_dir)

@@ -83,7 +83,8 @@ def find_finished(home: Home, typed: str | None) -> RunRow | Trained:
     if called[-1] is not finished[-1]:
         newer = called[-1][1]
         notices.say(
-            f"{finished[-1][1]} is the newest finished run of {name}. {newer} is newer but not finished: {name}@{newer}"
+            f"{finished[-1][1]} is the newest finished run of {name}."
+            f" {newer} is newer but not finished; to use it: {name}@{newer}"
         )
     return finished[-1][3]
 
@@ -131,7 +132,7 @@ def find_run(home: Home, typed: str | None, *, brings: str = "", changes: str = 
     called = _newest(home) if name is None else _named(home, name)
     if not called:
         is_asked = _check_lost(home, typed, name, file)
-        # Including runs just recovered by their mark.
+        # This includes runs that were just recovered from the names or tags of their instances.
         called = _newest(home) if name is None else home.ledger.runs_called(name)
     if not called:
         raise _unknown(home, typed, name, file, is_asked=is_asked)
@@ -144,7 +145,8 @@ def find_run(home: Home, typed: str | None, *, brings: str = "", changes: str = 
     live = next((row for row in called if row.is_live and row not in own), None)
     if live is not None and not own[0].is_live:
         notices.say(
-            f"Using {own[0].id}. {live.id}, started in {begun_elsewhere(live.id)}, is live; use its id to select it."
+            f"Using {own[0].id}. Another run, {live.id}, is live; it was started in {begun_elsewhere(live.id)}."
+            " To select it, use its id."
         )
     return own[0]
 
@@ -217,17 +219,17 @@ def _still_billing(home: Home, called: list[RunRow]) -> RunRow:
 
 
 def _of_another_folder(run_id: str, name: str, other_folder: Path, file: Path | None, command: str) -> UsageError:
-    what = f"{run_id} was started in {other_folder}; this is {Path.cwd()}."
+    what = f"{run_id} was started in {other_folder}; the current folder is {Path.cwd()}."
     if file is None:
         return UsageError(
             what=what,
-            why=f"A name selects a run started in this folder, and none of them is called {name}.",
+            why=f"A name selects a run started in this folder, and no such run is called {name}.",
             fix=f"Use the id, which works from any folder: {command}",
         )
     return UsageError(
         what=what,
         why=f"{file} describes another run of that name, which has not been launched yet.",
-        fix=f"If you mean that run (for example after moving its folder), use its id: {command}"
+        fix=f"If you mean the run started there (for example because you moved its folder), use its id: {command}"
         f"   For the run file in this folder: homing plan {typed_name(file)}",
     )
 
@@ -261,7 +263,7 @@ def _unknown(home: Home, typed: str | None, name: str | None, file: Path | None,
     if typed is None and not run_files():
         return UsageError(
             what="No runs yet.",
-            why="Nothing was launched from this home, and there is no run file in ./runs.",
+            why="Nothing was launched from this homing home directory, and there is no run file in ./runs.",
             fix="homing new first --from tiny   or try everything locally: homing quickstart",
         )
     try:
@@ -291,7 +293,7 @@ def _only_trained(home: Home, run: Trained) -> UsageError:
 
 @contextmanager
 def open_home(given: Home | None = None) -> Iterator[Home]:
-    """Open the home for one verb, unless it is `given`. Warn at once if the ledger had to be repaired or recovered."""
+    """Open $HOMING_HOME for one verb, unless a home is `given`. Warn if the ledger had to be repaired or recovered."""
     if given is not None:
         yield given
         return
@@ -302,7 +304,7 @@ def open_home(given: Home | None = None) -> Iterator[Home]:
 
 
 def last_word() -> HomingError | None:
-    """Return the error for instances that no provider confirmed as destroyed; None if there are none.
+    """Return the error for instances that no provider has confirmed as destroyed; None if there are none.
 
     `run_verb` checks for it after every verb, prints it last and exits with its code.
     """

@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 # Locked by `homing train` while it runs, because the trainer takes its own lock only after torch is loaded.
 STARTED = "train.json"
-ENDING_S = 10.0  # maximum time from writing the outcome to the exit of the trainer
+ENDING_S = 10.0  # maximum time between the trainer's writing of the outcome and its exit
 _LOOK_S, _PAUSE_S = 1.0, 0.05
 _END_BYTES = 1 << 16  # longer than any line of metrics
 
@@ -116,7 +116,7 @@ def store_here(home: Home) -> FileStore:
 def hold(run_dir: Path, again: str, world: World) -> bool:
     """Lock the run for `homing train` until it ends, and record `again`, the command that resumes it.
 
-    Return False if another process holds it.
+    Return False if another process holds the lock.
     """
     # A reader holds the lock for a moment, and the previous trainer may still be writing its last lines.
     path, patience_s = run_dir / STARTED, ENDING_S if world.exists(run_dir / file_names.OUTCOME) else _LOOK_S
@@ -144,7 +144,7 @@ def is_limit(outcome: Outcome) -> bool:
 def _look_at(home: Home, run_id: str, began_at: float) -> Trained:
     folder = home.run_dir(run_id)
     run, outcome = _read(home, folder / file_names.RUN, Run), _read(home, folder / file_names.OUTCOME, Outcome)
-    # A running trainer has no outcome yet. Only then probe its lock, which a starting trainer needs.
+    # A running trainer has no outcome yet. If there is one, do not probe the lock, which a starting trainer needs.
     state = outcome.state if outcome is not None else "training" if _is_at_work(folder) else "unfinished"
     steps = {phase.kind: phase.num_steps for phase in run.phases} if run is not None else {}
     phase, step = (outcome.phase, outcome.step) if outcome is not None else _last_line(home, folder)
@@ -171,7 +171,7 @@ def _exit_code(state: str, outcome: Outcome | None) -> int:
 
 
 def _again(home: Home, folder: Path) -> str:
-    """Return the command that resumes the run; "" if an older homing or the trainer itself started it."""
+    """Return the command that resumes the run; "" if an older homing version, or only the trainer, started it."""
     try:
         return str(json.loads(home.world.read(folder / STARTED))["again"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -280,7 +280,7 @@ def log_of(
     if program != "trainer":
         raise UsageError(
             what=f"{run.run} has no {program} log.",
-            why=f"It was trained locally: {program} runs only on rented instances.",
+            why=f"It was trained on this computer, and the {program} process runs only on rented instances.",
             fix=f"homing logs {run.run}",
         )
     tail = Tail(store_here(home), run_key(run.run, file_names.LOGS, f"{program}.log"))
@@ -304,7 +304,7 @@ def wait_for_stop(home: Home, run: Trained, *, timeout_s: float) -> Trained:
         if home.world.monotonic() >= deadline:
             raise HomingError(
                 what=f"{run.run} did not stop within {format_duration(timeout_s)}.",
-                why=f"The trainer reads requests after each step. Progress: {run.where}. The request stays active.",
+                why=f"The trainer reads requests after each step. Progress: {run.where}. The request remains active.",
                 fix=f"homing watch {run.run}   or end it without a checkpoint: press Ctrl-C twice in its terminal",
             )
         home.world.sleep(_STOP_POLL_S)

@@ -25,11 +25,11 @@ _EVERY = 1 << 62  # as many rows as SQLite can number
 
 @dataclass(frozen=True)
 class Costs:
-    """Lines of the ledger, oldest first, and the cost of all lines of the same runs."""
+    """Ledger lines, oldest first, and the cost of all lines of the same runs."""
 
     lines: list[LedgerLine]
     spends: dict[str, Decimal]  # by mark
-    hidden: dict[Decimal, int]  # amount -> number of closed lines with that amount that are left out
+    hidden: dict[Decimal, int]  # amount -> number of closed lines with that amount that are not in `lines`
     is_at_most: bool
     bills: list[Bill]  # for the lines whose cost a provider has reported
     problems: list[str]
@@ -91,7 +91,7 @@ def _lines(home: Home, run: str | None, last: int | None) -> tuple[list[LedgerLi
 
 
 def _hidden(lines: list[LedgerLine], receipts: Receipts) -> dict[Decimal, int]:
-    """Return a dict from amount to the number of closed lines with that amount, without those in `lines`."""
+    """Return a dict: amount -> number of closed lines with that amount, not counting those in `lines`."""
     left = Counter(receipts.amounts)
     left.subtract(line.spend_usd for line in lines if line.destroyed_at is not None or line.created_at is None)
     hidden: Counter[Decimal] = Counter()

@@ -47,7 +47,7 @@ class Seen:
 
 
 def run_status(run: str | None = None, *, every_s: float | None = None, home: Home | None = None) -> Iterator[Seen]:
-    """Yield the state of a run: once, or with `every_s` again and again until it has ended and nothing bills."""
+    """Yield the state of a run once or, with `every_s`, repeatedly until it has ended and nothing is billing."""
     with open_home(home) as opened:
         found = find_any(opened, run)
         yield (seen := _see(opened, found))
@@ -76,7 +76,7 @@ def _see_here(home: Home, run: Trained) -> Seen:
 
 
 def _document_here(home: Home, run: Trained, feed: EventFeed) -> dict[str, Any]:
-    """Return the state of a run of `homing train`, which has a folder but no billed instance."""
+    """Return the JSON document for a run of `homing train`: its state, newest checkpoint, progress and figures."""
     saved, progress = newest_saved(home, run), progress_of(run, feed)
     metric = codec.dump(feed.metric) if feed.metric is not None else None
     return {**run.to_dict(), "saved": saved, "progress": progress, "metric": metric}
@@ -145,7 +145,7 @@ def look_closely(home: Home, run: RunRow, problems: list[str]) -> Closely:
 
 
 def _last_log_line(home: Home, line: LedgerLine) -> str:
-    """Return the last line of the provider's log, which needs no store: an agent that cannot push reports it there."""
+    """Return the last line of the provider's log, where an agent that cannot push to the store reports the problem."""
     if line.instance_id is None:
         return ""
     with contextlib.suppress(HomingError, OSError):
@@ -221,7 +221,7 @@ def next_words(status: Status, name: str) -> str:
         return f"Watch it: homing watch {name}   Logs: homing logs {name} -f   Stop it: homing stop {name}"
     if state == ADOPTED:
         back = f"homing adopt {shlex.quote(status.run.store)} {status.run.id}"
-        return f"Another home has adopted this run. Take it back: {back}"
+        return f"Another homing home has adopted this run. Take it back: {back}"
     if status.is_billing and not any(is_charged(line) for line in status.lines):
         return f"The run has ended, but its local processes are still running. End them: homing destroy {name}"
     if status.is_billing:

@@ -71,7 +71,7 @@ def eval_model(
     need("lm", verb="eval")
     if compare is not None and run is not None:
         raise UsageError(
-            what=f"Three models given: {run}, {compare[0]} and {compare[1]}.",
+            what=f"Three models were given: {run}, {compare[0]} and {compare[1]}.",
             why="--compare already takes both models.",
             fix=f"homing eval --compare {shlex.join(compare)}",
         )
@@ -110,15 +110,15 @@ def _refuse_idle(of_answers: list[str], window: int, sets: list[What]) -> None:
 
     if of_answers and not any(isinstance(one, TaskFile) and one.asks_for_answers for one in sets):
         raise UsageError(
-            what=f"{of_answers[0]} applies to generated answers, and no set has questions.",
+            what=f"{of_answers[0]} applies only to generated answers, but no set has questions.",
             why=f"Sets: {', '.join(one.name for one in sets)}.",
-            fix="Add questions, such as --task arithmetic:1, or leave it out.",
+            fix="Add questions, such as --task arithmetic:1, or leave out the option.",
         )
     if window and not any(isinstance(one, Text) for one in sets):
         raise UsageError(
-            what="--window applies to text, and no set is text.",
+            what="--window applies only to text, but no set is text.",
             why=f"Sets: {', '.join(one.name for one in sets)}.",
-            fix="Add --text FILE, or leave it out.",
+            fix="Add --text FILE, or leave out the option.",
         )
 
 
@@ -148,7 +148,7 @@ def _evaluate(
     for number in range(len(names)):  # one at a time, so that two models need not fit in memory together
         subject = load(number)
         where, precision = describe_device(subject.model.device), str(subject.model.compute_dtype).split(".")[-1]
-        notices.say(f"{subject.card.folder} on {where} in {precision}")
+        notices.say(f"Evaluating {subject.card.folder} on {where} in {precision}")
         models.append(identity_of(subject.card))
         measured.append([measure(subject, what, how, notify=_now_and_then(what.name)) for what in sets])
         made = {"version": __version__, "torch": torch.__version__, "device": where, "precision": precision}

@@ -96,7 +96,7 @@ def _held_out(card: Card, at_most: int) -> list[What]:
         if phase.data.num_val_tokens:
             sets.append(_held_out_chats(card, phase.kind, phase.data))
         else:
-            notices.say(f"The phase {phase.kind} held out no conversations: evaluating on the run's held-out text.")
+            notices.say(f"The {phase.kind} phase held out no conversations; evaluating on the run's held-out text.")
     return sets + _held_out_text(card, is_alone=not sets)
 
 
@@ -111,7 +111,7 @@ def _held_out_text(card: Card, *, is_alone: bool) -> list[What]:
             return []
         raise DataError(
             what=f"{card.run.name} has no held-out text: it was trained on all of it.",
-            why="On its training text a model looks better than it is.",
+            why="On the text it was trained on, a model looks better than it is.",
             fix="Pass text it was not trained on: --text FILE",
         )
     for folder in (*folders, *_of_other_names(sha256)):
@@ -132,7 +132,7 @@ def _held_out_text(card: Card, *, is_alone: bool) -> list[What]:
 def _rl_tasks(card: Card, rl: Rl, at_most: int) -> list[What]:
     """Return the run's rl tasks.
 
-    A task that eval cannot judge, or that has no held-out questions, is skipped with a notice. A missing file is an
+    A task that eval cannot score, or that has no held-out questions, is skipped with a notice. A missing file is an
     error.
     """
     from homing.lm.evals.generated_answers import file_of, rl_task
@@ -148,7 +148,7 @@ def _rl_tasks(card: Card, rl: Rl, at_most: int) -> list[What]:
         if num_others:
             notices.say(
                 f"{one.name}: skipped {num_others} of its questions; eval does not support questions that are given as"
-                " several messages or as ids."
+                " several messages or as token ids."
             )
         if one.items:
             sets.append(one)
@@ -167,7 +167,7 @@ def _questions_of(card: Card, name: str, sha256: str) -> Path:
         if place.is_file() and (not sha256 or file_sha256(place) == sha256):
             return place
     raise DataError(
-        what=f"The questions of {Path(name).name}, which the phase rl trained on, were not found.",
+        what=f"The questions in {Path(name).name}, which the rl phase trained on, were not found.",
         why=f"Looked for the file, unchanged since training, at {', '.join(map(str, dict.fromkeys(places)))}.",
         fix="Run this in the folder where `homing prep` ran, or pass other data: --task FILE.jsonl, --text FILE",
     )
@@ -185,13 +185,13 @@ def _held_out_chats(card: Card, kind: str, data: PhaseData) -> Chats:
     looked = ", ".join(map(str, dict.fromkeys(folders)))
     raise DataError(
         what=f"The held-out conversations of {card.run.name} were not found.",
-        why=f"Looked for the data of its phase {kind}, unchanged since training, in {looked} and other data folders.",
+        why=f"Looked for the data of its {kind} phase, unchanged since training, in {looked} and other data folders.",
         fix="Run this in the folder where `homing prep` ran, or pass other conversations: --chat FILE.jsonl",
     )
 
 
 def _data_dirs(card: Card) -> list[Path]:
-    """Return the folders where a run's data may be: prep's folder at home, or the run directory on an instance."""
+    """Return the folders where a run's data may be: where prep wrote it, or an instance's run directory."""
     assert card.run is not None, "only a run has data"
     return [*_places(card, card.run.data.dir), Path("data", card.run.name)]
 
@@ -199,7 +199,7 @@ def _data_dirs(card: Card) -> list[Path]:
 def _of_other_names(sha256: str, kind: str = "") -> list[Path]:
     """Return all data folders, because a run renamed by `launch --name` used the data folder of its run file.
 
-    Only the hash can tell which folder is the right one, so the list is empty if there is no hash.
+    Only the hash identifies the right folder, so the list is empty if there is no hash.
     """
     return [folder / kind for folder in sorted(Path("data").glob("*"))] if sha256 else []
 

@@ -66,7 +66,7 @@ def export_model(
     phase: str | None = None,
     force: bool = False,
 ) -> Exported:
-    """Write a model for other tools and verify it. `out`: exports/NAME-KIND unless given."""
+    """Write a model for other tools and verify it. `out` defaults to exports/NAME-KIND."""
     _check_formats(to, dtype, gguf_type)
     need_for_export(to, verb="export")
     folder = find_folder(run, checkpoint=checkpoint, phase=phase)
@@ -101,7 +101,7 @@ def write_export(
 
 
 def name_of(folder: Path) -> str:
-    """Return the run's name, else the folder's."""
+    """Return the name of the model's run, or the folder's name if the model is not from a run."""
     run = _run_of(folder)
     return re.sub(r"[^\w.-]+", "-", run.name if run is not None else folder.resolve().name).strip("-.") or "model"
 
@@ -114,7 +114,7 @@ def _run_of(folder: Path) -> Run | None:
 
 
 def _cost(run: Run | None) -> str:
-    """Return the total cost of all attempts in this home's ledger; "" if this home did not pay for it."""
+    """Return the total cost of the run's attempts according to the local ledger; "" if the ledger has none."""
     if run is None or not run.id:
         return ""
     with open_home() as home:

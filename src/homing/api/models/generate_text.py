@@ -101,12 +101,12 @@ def generate(
 def continue_text(
     model: OpenModel, prompt: str, *, tokens: int, temperature: float, top_k: int, seed: int | None
 ) -> Continuation:
-    """Return the continuation of the prompt by a loaded model."""
+    """Return a loaded model's continuation of the prompt."""
     _check_prompt(prompt)
     num_tokens, context = 1 + len(model.tokenizer.encode(prompt)), model.model.shape.context
     if num_tokens > context:
         read = context // 2
-        notices.say(f"The prompt has {num_tokens:,} tokens; only the last {read:,} fit the model's context.")
+        notices.say(f"The prompt has {num_tokens:,} tokens; only the last {read:,} fit in the model's context.")
     return Continuation(model, prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
 
 

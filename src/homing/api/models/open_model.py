@@ -19,7 +19,7 @@ __all__ = ["OpenModel", "find_folder", "open_model"]
 
 @dataclass(frozen=True, repr=False, eq=False)
 class OpenModel:
-    """A loaded model, its tokenizer and the folder of both."""
+    """A loaded model, its tokenizer and the folder that contains both."""
 
     folder: Path
     model: Decoder

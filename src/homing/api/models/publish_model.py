@@ -89,7 +89,7 @@ def _address(text: str) -> HubAddress:
 
 
 def _export_of(run: str | Path | None, licence: str, base: str) -> Path:
-    """Return the folder itself if it is an export; else export it now."""
+    """Return the folder itself if it is an export; otherwise export it now and return the new folder."""
     path = Path(run).expanduser() if run else None
     if path is not None and (path / "export.json").is_file():
         if licence:

@@ -1,4 +1,4 @@
-"""A trained model behind an OpenAI-compatible API, with a chat page, on this computer: what `homing serve` does."""
+"""Serve a trained model through an OpenAI-compatible API and a chat page: what `homing serve` does."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Data of the dashboard's overview: the table of `homing runs`, kept up to date by three kinds of threads.
+"""Data for the dashboard's overview page: the table of `homing runs`, kept up to date by three kinds of threads.
 
-  every second     the ledger and the runs trained here: states, dollars so far
-  money            `refresh`: query every provider and update the ledger, as `homing runs` does
-  look             one thread per run that is live or not read yet: heartbeat and outcome from its store
+  board    every second, read states and dollars so far from the ledger and the runs trained here
+  money    query every provider and update the ledger (`refresh`), as `homing runs` does
+  look     one thread per run that is live or has not been read yet: read heartbeat and outcome from its store
 
-A slow or silent provider or store therefore delays only its own row, which shows the problem. The dashboard is
-not a guard: it never ends a run that reaches its limit. The agent, the provider, `homing guard` or `homing watch` does.
+A slow or silent provider or store therefore delays only its own row, which shows the problem. The dashboard is not a
+guard: it never ends a run at its limit. That is the job of the agent, the provider, `homing guard` or `homing watch`.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Board:
                     following.leave()
 
     def _find(self, run_id: str) -> RunRow | Trained:
-        """Find a run by its full id only: text from a URL never becomes a path."""
+        """Return the run with exactly this id. The text comes from a URL, so it is never used as a path."""
         here = (each for each in trained_here(self._home, self._home.ledger.run_ids()) if each.run == run_id)
         run = self._home.ledger.run(run_id) or next(here, None)
         if run is None:
@@ -279,7 +279,7 @@ class Board:
             current.ended = self._world.monotonic()
 
     def _status(self, row: RunRow, lines: list[LedgerLine], now: float) -> Status:
-        """Combine the heartbeat state from the last successful read with the current state and spend."""
+        """Return the run's status: the last heartbeat that was read, with the run's current state and spend."""
         last = self._looks[row.id].status if row.id in self._looks else None
         spend = meter.total_spend(lines, now)
         if last is None:
@@ -329,7 +329,7 @@ def _cells(row: list[str]) -> dict[str, Any]:
 
 
 def _line_here(run: Trained) -> str:
-    """Return what the run is doing, if it has no step to show yet."""
+    """Return a live run's progress if it has no steps to show yet, else the reason why the run ended."""
     return run.where if run.is_live and not run.steps else run.reason
 
 

@@ -1,11 +1,11 @@
-"""Data of one run for the dashboard, followed while a page shows it: curves, samples, events, log, status, report.
+"""Data for the dashboard's page about one run, read while a browser shows it: curves, samples, events, log, report.
 
   every 2 s      new parts of metrics, events, samples and log; the progress line of `homing watch`; less often if the
                  store is written to less often
   every 10 s     what `homing status` shows, and the next commands
   every minute   checkpoints, instances and receipt, as in `homing report`; immediately after a new checkpoint
 
-Each run has one thread for all this, so that a slow store delays only that run. It enforces no limit and ends nothing.
+Each run has one thread for all this, so that a slow store delays only that run. It enforces no limits and ends nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from homing.world import World
 
 __all__ = ["Following", "Remembering", "commands_in", "plan_of", "remember"]
 
-POLL_S = 2.0  # or half the push interval of the store, so that changes show soon without useless requests
+POLL_S = 2.0  # or half the store's push interval, so that changes appear soon without needless requests
 _ENDED_S = 60.0  # for an ended rented run, because each read costs requests and only a resume changes the data
 _STATUS_S = 10.0
 _REPORT_S = 60.0
@@ -102,7 +102,7 @@ class Following:
         return _ENDED_S if self._is_over else max(POLL_S, pace_of(self._run.store) / 2)
 
     def _look(self, what: str, every_s: float, work: Callable[[list[str]], None]) -> None:
-        """Run `work` if it is due. Its problems are shown until the next time."""
+        """Run `work` if it is due. The problems it reports are shown until it runs again."""
         now = self._home.world.monotonic()
         if now < self._due.get(what, now):
             return
@@ -157,8 +157,8 @@ class Following:
     def _add_points(self, metrics: Sequence[Metric], lines: Sequence[LedgerLine]) -> None:
         """Add metrics to the curves.
 
-        If the trainer went back to a checkpoint, or the file is read again, points after the first new one are
-        replaced.
+        If the trainer went back to a checkpoint, or the file is read again, the points that are reported again
+        are replaced.
         """
         fresh = [_point(metric, lines) for metric in metrics]
         cut = next((at for at, point in enumerate(self._points) if fresh and _is_behind(point, fresh[0])), None)
@@ -272,7 +272,7 @@ def _spent_at(lines: Sequence[LedgerLine], t: float) -> float:
 
 
 def _is_behind(point: list[Any], other: list[Any]) -> bool:
-    """Return True if `point` has the same phase and a later step (the trainer went back), or is the same metric."""
+    """Return True if `point` is a later step than `other` in the same phase (the trainer went back), or the same."""
     return point[0] == other[0] and (point[1] > other[1] or point[:3] == other[:3])
 
 
@@ -281,14 +281,14 @@ _SEAM_BYTES = 256  # if this many bytes at the end of our copy do not match, the
 
 
 def remember(store: Store, world: World, prefix: str) -> Remembering:
-    """Wrap a store in a cache. From a file store, parts of files can also be read."""
+    """Return the store wrapped in a cache. For a file store, the cache can also read parts of files."""
     return (
         RememberingFolder(store, world, prefix) if isinstance(store, FileStore) else Remembering(store, world, prefix)
     )
 
 
 class Remembering:
-    """Caching view of everything below `prefix`; the listing is from the last call of `look_again`."""
+    """Caching view of everything below `prefix`. Each call to `look_again` makes the next read list it anew."""
 
     def __init__(self, store: Store, world: World, prefix: str) -> None:
         self.url, self._store, self._world, self._prefix = store.url, store, world, prefix
@@ -324,7 +324,7 @@ class Remembering:
         try:
             fresh = self._world.read(path, len(have) - len(seam))
         except (FileNotFoundError, NotADirectoryError):
-            return self._store.read(key)  # tells a missing file from a missing disk
+            return self._store.read(key)  # distinguishes a missing file from a missing disk
         except OSError as exc:
             raise StoreError(f"Cannot read {key} in {self.url}.", str(exc), "homing doctor") from exc
         return have + fresh[len(seam) :] if fresh.startswith(seam) else self._store.read(key)

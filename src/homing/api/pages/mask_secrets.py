@@ -1,4 +1,4 @@
-"""Mask secrets in text of other programs, such as logs, before a page shows it."""
+"""Mask secrets in text from other programs, such as logs, before a page shows it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Mask:
         self._known = sorted((value for value in known if len(value) >= _MIN_LETTERS), key=len, reverse=True)
 
     def __call__(self, value: Any) -> Any:
-        """Return the value with this computer's secrets, and everything that looks like one, masked."""
+        """Return the value with this computer's secrets masked, and everything that looks like a secret."""
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, dict):
@@ -58,7 +58,7 @@ class MaskLines:
 
 
 def _is_secret(name: str) -> bool:
-    # In a run file `pad_token` and similar keys are not secrets; in an environment `_token` means one.
+    # In a run file, `pad_token` and similar keys are not secrets; an environment variable named *_token is one.
     return looks_like_secret_key(name) or name.lower().endswith("_token")
 
 

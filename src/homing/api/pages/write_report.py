@@ -101,13 +101,13 @@ def _again(found: RunRow | Trained, name: str) -> str:
 
 
 def _check_target(out: Path | None, for_maintainers: bool) -> None:
-    """Before anything is read, refuse an unknown file format and a file that is not a homing report."""
+    """Before reading anything, refuse an unknown file format, or to overwrite a file that is not a homing report."""
     if out is None:
         return
     if out.suffix not in _SUFFIXES:
         raise UsageError(
             what=f"--out {out}: unknown file extension.",
-            why=f"Use {' or '.join(_SUFFIXES)}; for data use --json.",
+            why=f"Use {' or '.join(_SUFFIXES)}; for machine-readable data, use --json.",
             fix=f"--out {out.with_suffix('.html')}",
         )
     for path in (out, *([out.with_suffix(".svg")] if out.suffix == ".md" else [])):
@@ -117,7 +117,7 @@ def _check_target(out: Path | None, for_maintainers: bool) -> None:
                 fix=f"--out {out.with_name(f'{out.stem}-report{out.suffix}')}",
             )
     if for_maintainers and out.suffix != ".md":
-        raise UsageError(what="--for-maintainers writes Markdown.", fix=f"--out {out.with_suffix('.md')}")
+        raise UsageError(what="--for-maintainers writes only Markdown.", fix=f"--out {out.with_suffix('.md')}")
 
 
 def _is_ours(path: Path) -> bool:

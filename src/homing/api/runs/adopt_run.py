@@ -27,7 +27,7 @@ __all__ = ["Adopted", "StoredRun", "StoredRuns", "adopt_run", "list_stored"]
 class Adopted:
     run: RunRow
     lines: list[LedgerLine]  # the run's ledger lines after the adoption
-    problems: list[str]  # a sentence per provider or file that could not be read
+    problems: list[str]  # one sentence for each provider or file that could not be read
 
     def to_dict(self) -> dict[str, Any]:
         row = self.run
@@ -44,7 +44,7 @@ class Adopted:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """The record of a run in a store, and who owns it."""
+    """A run's record in a store, and which home owns the run."""
 
     record: RunRecord
     lease: Lease | None
@@ -100,7 +100,7 @@ def adopt_run(store: str, run: str, *, agrees: Agrees = refuse, home: Home | Non
         source = open_store(store, opened.world, create=False)
         proposal = propose(source, run, opened)
         if proposal.is_ours:
-            notices.say(f"{proposal.record.run_id} already belongs to this home.")
+            notices.say(f"{proposal.record.run_id} already belongs to this homing home directory.")
         elif not agrees(_question(proposal)):
             return None
         row, problems = adopt(proposal, source, opened)

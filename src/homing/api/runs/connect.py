@@ -1,4 +1,4 @@
-"""The ssh commands that reach a run's instance: a shell, and a forwarded port. What `homing ssh|forward` run."""
+"""Build the ssh commands that `homing ssh` and `homing forward` run: for a shell, and for a forwarded port."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Ended:
     lines: list[LedgerLine] = field(default_factory=list)  # the receipts
     kept: dict[str, Kept | None] = field(default_factory=dict)  # files in the store and their price, by run id
     left: list[Finding] = field(default_factory=list)  # resources that still exist
-    removed: dict[str, Any] = field(default_factory=dict)  # from the store, by run id
+    removed: dict[str, Any] = field(default_factory=dict)  # files removed from the store, by run id
     is_resource: bool = False  # True if the user named a resource such as a volume, not a run or an instance
     error: HomingError | None = None  # a named resource still exists
 
@@ -65,7 +65,7 @@ def destroy(
     agrees: Agrees = refuse,
     home: Home | None = None,
 ) -> Ended | None:
-    """Destroy the instances of a run, one instance, one resource, or everything. None if `agrees` says no.
+    """Destroy the instances of a run, one instance, one resource, or everything. Return None if `agrees` says no.
 
     `kept`: with `is_all`, also volumes marked to be kept. `stored`: also what the runs pushed to their stores.
     `same_account`: the current API key belongs to the account that rented the instance. `agrees` is called before
@@ -110,7 +110,7 @@ def _check_arguments(run: str | None, *, is_all: bool, kept: bool, same_account:
     if same_account and run is None:
         raise UsageError(
             what="--same-account needs one run or one instance.",
-            why="It treats what the current API key does not list as gone.",
+            why="It treats instances that the current API key does not list as gone.",
             fix="homing destroy RUN --same-account",
         )
 
@@ -193,7 +193,7 @@ def destroy_made(home: Home, agrees: Agrees, *, kept: bool) -> list[Finding]:
 
 
 def find_resources(home: Home, word: str) -> list[Finding]:
-    """Find a volume, key or group of ours by its id. Queries providers only if no run in any folder has this name."""
+    """Find a volume, key or group by its id. Queries providers only if no run in any folder has this name."""
     if any(word in (row.id, row.name) for row in home.ledger.runs()) or word in run_files() or Path(word).exists():
         return []
     seen = survey(home)
@@ -208,7 +208,7 @@ def find_resources(home: Home, word: str) -> list[Finding]:
     if used is not None:
         raise UsageError(
             what=f"{used.provider} {used.thing} {used.id} is in use.",
-            why=f"The instance of {used.run_id or used.mark} is running and uses it.",
+            why=f"The running instance of {used.run_id or used.mark} uses it.",
             fix=f"homing destroy {used.run_id or used.mark}   (also destroys resources created only for it)",
         )
     return found
@@ -279,7 +279,7 @@ def _remove_stored(home: Home, rows: list[RunRow], agrees: Agrees) -> dict[str, 
 
 
 def _vouch(home: Home, run: str) -> None:
-    """Trust the user that the account is the same: treat instances that the current key does not list as gone."""
+    """Trust that the account is the same: treat instances that the current API key does not list as gone."""
     lines = lines_of_instance(home, run) or open_lines(home, find_run(home, run, changes="destroy {}"))
     for sentence in vouch(home, lines):
         notices.say(sentence)

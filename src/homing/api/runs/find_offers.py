@@ -58,7 +58,7 @@ def find_offers(
 
 
 def _skipped(asked: set[str]) -> list[str]:
-    """Name the providers that have an API key but are not set up, and those that have no key."""
+    """Return a sentence for each provider that has an API key but is not set up, and one for those without a key."""
     said = [
         f"{account.title} has an API key but is not set up yet: homing setup {name}"
         for name, account in ACCOUNTS.items()

@@ -1,6 +1,6 @@
-"""Enforce limits from home: what `homing guard` does in a terminal, in cron or on a server.
+"""Enforce limits from the user's computer or a server, in a terminal or in cron: what `homing guard` does.
 
-check -> Checked -> wait until the next limit is due, `every_s` at most -> check ...
+check -> Checked -> wait until the next limit is due, at most `every_s` -> check ...
 
 The guard works only while the caller iterates over its results.
 """
@@ -47,13 +47,15 @@ def guard_runs(
 ) -> Iterator[Checked]:
     """Yield checks that destroy instances at their limit, resume preempted runs and report silent ones.
 
-    Without `once` and `while_billing` it never ends. `once`: check once, and again if a limit is due within `every_s`;
+    By default, it never ends. `once`: check once, and again if a limit is due within `every_s`;
     raises StillBilling at the end if something that should not bill may still bill. `while_billing`: end after 15
     minutes without billing.
     """
     if not 1 <= every_s <= 3600:
         raise UsageError(
-            what=f"--every: invalid interval: {every_s:g} s.", why="It must be 1 second to 1 hour.", fix="--every 60"
+            what=f"--every: invalid interval: {every_s:g} s.",
+            why="It must be between 1 second and 1 hour.",
+            fix="--every 60",
         )
     if once and while_billing:
         raise UsageError(what="--once and --while-billing cannot be combined.", fix="homing guard --while-billing")
@@ -85,7 +87,7 @@ def _once(home: Home, every_s: float) -> Iterator[Checked]:
         yield checked
     if may_bill := checked.found.may_bill:
         raise StillBilling(
-            what=f"{counted(len(may_bill), 'resource')} may still be billing and should not.",
+            what=f"{counted(len(may_bill), 'resource')} may still be billing but should not be.",
             why="\n".join(may_bill),
             fix="homing runs   then: homing destroy --all   or: homing reconcile",
         )
@@ -94,8 +96,8 @@ def _once(home: Home, every_s: float) -> Iterator[Checked]:
 def _while_billing(home: Home, every_s: float) -> Iterator[Checked]:
     """Guard until nothing has billed for a while.
 
-    Sign out first, so that no further launch relies on this guard, and then check once more, so that a launch that
-    relied on it a moment before is still guarded.
+    Before ending, unregister the guard, so that no further launch relies on it. Then check once more whether it is
+    needed, because a launch may have relied on it a moment before.
     """
     needed_at = home.world.monotonic()
     while True:

@@ -1,6 +1,6 @@
-"""Launch a run: rent, boot, train, push, end billing. What `homing launch` and `Run.launch()` do.
+"""Launch a run (rent, boot, train, push, end billing): what `homing launch` and `Run.launch()` do.
 
-load -> plan -> an offer -> draft -> guards -> the user agrees -> guard at home -> create -> first heartbeat
+load -> plan -> an offer -> draft -> guards -> the user agrees -> local guard -> create -> first heartbeat
 
 `Answers` says yes or no to every question that concerns money; without a yes nothing is created.
 """
@@ -76,7 +76,7 @@ def ledger_lines(home: Home) -> list[LedgerLine]:
 
 
 def conclusion(home: Home, before: set[str], interrupt: KeyboardInterrupt) -> str:
-    """Describe what became of this launch's instances. Raises StillBilling if a destroy is not confirmed."""
+    """Return what happened to this launch's instances. Raises StillBilling if one is not confirmed as destroyed."""
     made = [line for line in ledger_lines(home) if line.mark not in before and line.created_at is not None]
     if not made:
         return "nothing was created."
@@ -93,14 +93,14 @@ def conclusion(home: Home, before: set[str], interrupt: KeyboardInterrupt) -> st
 
 
 class LaunchInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a launch. The text says what became of its instances."""
+    """Raised on Ctrl-C during a launch. The text says what happened to its instances."""
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
     """How to launch a run; the names are those of `homing launch`."""
 
-    spend_limit_usd: Decimal | None = None  # needed here, or as limits.spend in the run file
+    spend_limit_usd: Decimal | None = None  # required here or as limits.spend in the run file
     name: str | None = None
     sets: tuple[str, ...] = ()
     is_smoke: bool = False
@@ -277,11 +277,11 @@ def _load(run: str, asked: LaunchOptions, home: Home) -> Loaded:
 
 
 def _as_launched(home: Home, run: str, *, is_changed: bool) -> Loaded:
-    """Load a run to resume, from its record: exactly as launched, including --set, whatever the run file says now."""
+    """Load a run to resume from its record, as it was launched, including --set; the current run file is ignored."""
     row = find_run(home, run, changes="launch {} --resume")
     if is_changed:
         raise UsageError(
-            what=f"{row.id} resumes exactly as it was launched.",
+            what=f"{row.id} resumes exactly as it was launched, without changes.",
             why="Its checkpoints belong to that configuration; --set, --name and --smoke need a new run.",
             fix=f"homing launch {name_here(row)} --resume   or start a new run: {launch_again(row.name)} --set ...",
         )
@@ -300,7 +300,7 @@ def _as_launched(home: Home, run: str, *, is_changed: bool) -> Loaded:
 
 
 def _without_spot(loaded: Loaded) -> Loaded:
-    """Disable spot in the run itself, so that a later resume does not use it either."""
+    """Disable spot instances in the run itself, so that a later resume does not use them either."""
     cloud = loaded.run.cloud
     settings = {name: {**each, "spot": False} if "spot" in each else each for name, each in cloud.settings.items()}
     return dataclasses.replace(
@@ -405,7 +405,7 @@ def _agrees(ready: Draft, row: OfferPlan, loaded: Loaded, asked: LaunchOptions, 
                 why="The full run would most likely fail too, and cost more.",
                 fix=f"Fix the run file, then rerun the smoke profile: {first} --smoke",
             )
-        notices.say(f"This is a large run and its smoke profile has not passed yet. Run it first: {first} --smoke")
+        notices.say(f"This is a large run and its smoke profile has not passed yet. Run that first: {first} --smoke")
         if not answers.agrees("Launch without it?"):
             return False
     rate, limit = usd(offer.rate_usd_per_hour), usd(ready.spend_limit_usd)
@@ -460,5 +460,7 @@ def _say_next(done: Launched, home: Home) -> None:
             f"But billing continues until a guard, `homing watch` or the limit of {usd(done.worst_case_usd)} ends it."
         )
         if home_guard.words(home):
-            notices.say("While this computer is on, the background guard ends billing after training: homing runs")
+            notices.say(
+                "While this computer is on, the background guard ends billing after training. See it: homing runs"
+            )
     notices.say(f"Watch it: homing watch {done.run.name}")

@@ -1,4 +1,4 @@
-"""Plan a run: hours and dollars per offer, without renting. What `homing plan` and `Run.plan()` do.
+"""Plan a run without renting, as hours and dollars per offer: what `homing plan` and `Run.plan()` do.
 
 run file -> offers of every provider that is set up -> Planned, cheapest to finish first
          -> without an account, or with a given rate: prices per GPU; no provider is queried

@@ -1,4 +1,4 @@
-"""Compare all resources with our mark, at every provider, to the ledger: what `homing reconcile` does.
+"""Compare the resources that homing created, at every provider, with the ledger: what `homing reconcile` does.
 
 survey -> on_found -> for each resource that the ledger does not explain: destroy it, keep it or leave it -> Reconciled
 """
@@ -24,7 +24,7 @@ __all__ = ["Reconciled", "reconcile_all"]
 
 @dataclass(frozen=True)
 class Reconciled:
-    """The resources with our mark at the providers, and what happened to those that the ledger does not explain."""
+    """The providers' resources that homing created, and what happened to those that the ledger does not explain."""
 
     found: Survey
     answers: dict[str, str]  # "ended", "kept", or why neither was done
@@ -35,7 +35,7 @@ class Reconciled:
 
     @property
     def error(self) -> StillBilling | None:
-        """StillBilling if something undecided may bill, or a provider could not be queried."""
+        """StillBilling if something undecided may bill or a provider could not be queried, else None."""
         found = self.found
         open_ = [each for each in found.to_answer if self.answer_to(each) not in ("ended", "kept") and each.may_bill]
         if not open_ and not found.is_blind:
@@ -82,7 +82,7 @@ def reconcile_all(
     on_found: Callable[[Survey], None] = lambda found: None,
     home: Home | None = None,
 ) -> Reconciled:
-    """Query every provider for resources with our mark, and destroy or keep those missing from the ledger.
+    """Query every provider for resources that homing created, and destroy or keep those missing from the ledger.
 
     `agrees` is called for each resource: `is_destroy` asks whether to destroy it, `is_adopt` whether to keep it in the
     ledger; if neither is set, both questions may be asked. Without `agrees` and flags, nothing is changed.

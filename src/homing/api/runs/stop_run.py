@@ -19,7 +19,7 @@ __all__ = ["Stopped", "StoppedWaiting", "stop_run"]
 
 
 class StoppedWaiting(KeyboardInterrupt):
-    """Ctrl-C while waiting for the run to end; the stop request remains. The text names the command to keep waiting."""
+    """Raised on Ctrl-C while waiting for the run to end. The request stays; the text says how to keep waiting."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Stopped:
 
 
 def stop_run(run: str, *, wait: bool = True, timeout_s: float = STOP_TIMEOUT_S, home: Home | None = None) -> Stopped:
-    """Ask the run to save a checkpoint and end, and with `wait` return once training and billing have ended."""
+    """Ask the run to save a checkpoint and end. With `wait`, return once training and billing have ended."""
     with open_home(home) as opened:
         refresh(opened)
         row = find_any(opened, run, changes="stop {}")

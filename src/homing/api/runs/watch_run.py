@@ -88,7 +88,7 @@ def watch_run(
 
 
 def _note_smoke(home: Home, run: RunRow) -> None:
-    """Record for its run file whether a smoke run passed; the run's folder has a copy of that file.
+    """If this was a smoke run, record whether its run file passed; the run's folder has a copy of that file.
 
     If the instance was lost, record nothing, because that says nothing about the run file.
     """
@@ -121,7 +121,7 @@ def _say_next(home: Home, run: RunRow) -> None:
 def _learned(home: Home, run: RunRow) -> str:
     try:
         is_saved = newest_pushed(home, run) != ""
-    except HomingError:  # the store does not answer now; a later fetch reports it
+    except HomingError:  # the store does not respond; a later `homing fetch` reports that
         is_saved = True
     return f"Fetch what it trained: homing fetch {name_here(run)}" if is_saved else "No checkpoint reached the store."
 
@@ -149,7 +149,7 @@ def _place(home: Home, run: RunRow, last: str) -> Path:
 
 
 def _steps_by_phase(home: Home, run: RunRow) -> dict[str, int]:
-    """Return the steps of each phase in training order; empty if the run's record is not at home."""
+    """Return the steps of each phase in training order; empty if its run.json is not on this computer."""
     try:
         resolved = codec.loads(Run, home.world.read(home.run_dir(run.id) / file_names.RUN))
     except (OSError, codec.WireError):
@@ -169,9 +169,9 @@ def _stopped_where(status: Status, steps: dict[str, int]) -> str:
 
 
 def _how_to_finish(home: Home, status: Status, phases: list[str]) -> str:
-    """Return the command that finishes the run, with a higher limit if its own is too low, as far as is known.
+    """Return the command that finishes the run, with a higher limit if the current one seems too low.
 
-    If nothing can be estimated, launch names the minimum.
+    If the remaining cost cannot be estimated, `homing launch` reports the minimum limit.
     """
     again = f"homing launch {name_here(status.run)} --resume"
     measured, planned = _rest(home, status, phases)

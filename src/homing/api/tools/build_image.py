@@ -1,4 +1,4 @@
-"""Build a container image from the tested versions, and push it, with your own Docker: `homing image build`."""
+"""Build and push a container image with the tested package versions, using your own Docker: `homing image build`."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ def explain_key(key: str | None = None) -> Explained:
 def run_file_schema() -> dict[str, Any]:
     """Return the JSON schema of the run file, with which an editor completes keys and marks mistakes.
 
-    It accepts whatever a run file may contain: numbers with units as text (2B, 30m, $12.00), and a single text
-    instead of a list. It checks less than `homing verify`: no rules that involve two keys, and no numbers inside text.
+    It accepts whatever a run file may contain: numbers with units as strings (2B, 30m, $12.00), and one string
+    instead of a list. It checks less than `homing verify`: no rules that involve two keys, and no numbers in strings.
     """
     from pydantic.json_schema import GenerateJsonSchema
 

@@ -1,4 +1,4 @@
-"""Rehearse a run: the whole workflow with a small model on a fake cloud, with faults. What `homing rehearse` does.
+"""Run the whole workflow with a small model on a fake cloud, with faults: what `homing rehearse` does.
 
 smoke profile -> its data, prepared if needed -> launch, watch, fetch and destroy on the fake cloud -> Rehearsed
 """
@@ -38,13 +38,13 @@ class Rehearsed:
 
     @property
     def error(self) -> RunFailed | None:
-        """RunFailed if something is still billing, bill and ledger disagree, or the run did not finish."""
+        """RunFailed if something is still billing, the bill and the ledger disagree, or the run did not finish."""
         if not self.done.problems:
             return None
         return RunFailed(
             what="The rehearsal failed.",
             why="\n".join(self.done.problems),
-            fix=f"Inspect the files of the rehearsal in {self.done.folder}",
+            fix=f"Inspect the rehearsal's files in {self.done.folder}",
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def rehearse_run(
 
 
 def list_faults() -> dict[str, str]:
-    """Return a dict from the name of each fault that a rehearsal can inject to its description."""
+    """Return the faults that a rehearsal can inject, as a dict: name -> description."""
     return {name: scene.text for name, scene in SCENES.items()}
 
 

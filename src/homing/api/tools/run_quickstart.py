@@ -118,7 +118,7 @@ def _fault(figures: dict[str, Any], folder: Path, name: str, *, is_short: bool) 
 
 
 class _Trip:
-    """The folder, and the verbs that run in it."""
+    """Runs verbs in the quickstart's folder."""
 
     def __init__(self, folder: Path, name: str, shown: TextIO | None, *, is_quiet: bool) -> None:
         self.folder, self.name = folder, name
@@ -170,7 +170,7 @@ class _Trip:
         return child.returncode, "".join(lines)
 
     def _noted(self, command_line: list[str]) -> tuple[int, str]:
-        """Turn the output and the messages of the verb into notices, and return the output."""
+        """Run the verb, turn its output and messages into notices, and return the output."""
         pipe = subprocess.PIPE
         with subprocess.Popen(command_line, cwd=self.folder, stdout=pipe, stderr=pipe, text=True) as child:
             printed, messages = child.communicate()
@@ -186,7 +186,7 @@ class _Trip:
 
 
 def _figures(trip: _Trip, sample: str) -> dict[str, Any]:
-    # Imports numpy through lm: only this needs it, and only at the end.
+    # Imported here because it imports numpy, which only this function needs.
     from homing.lm.evals.bits_per_byte import bigram_entropy
 
     model_dir = trip.folder / "models" / trip.name

@@ -83,7 +83,9 @@ def provider_policy(provider: str, *, store: str = "") -> dict[str, Any]:
     _check_name(provider)
     if provider != "aws":
         raise UsageError(
-            what="--policy is for aws.", why=f"{provider} has no policies of its own.", fix="homing setup aws --policy"
+            what="--policy applies only to aws.",
+            why=f"{provider} has no IAM policies.",
+            fix="homing setup aws --policy",
         )
     document: dict[str, Any] = json.loads(policy_document(parse_s3(store).bucket if store.startswith("s3:") else ""))
     return document
@@ -99,7 +101,7 @@ def _check_name(provider: str) -> None:
 
 
 def _take_key(account: Account, home: Home, ask_key: AskKey | None) -> None:
-    """Prompt for the key and write it to .env. Without `ask_key`, raise an error that says what to do."""
+    """Prompt for the key and write it to .env. Without `ask_key`, raise UsageError."""
     path = Path.cwd() / dotenv.FILE
     login = f"   or: {account.login}" if account.login else ""
     if ask_key is None:
@@ -119,7 +121,7 @@ def _take_key(account: Account, home: Home, ask_key: AskKey | None) -> None:
     if home.world.exists(path.parent / ".git"):
         ignored = home.world.run(["git", "-C", str(path.parent), "check-ignore", "-q", str(path)], timeout_s=10.0)
         if ignored.code:
-            notices.say(f"warning: git does not ignore {path}: echo .env >> .gitignore")
+            notices.say(f"warning: git does not ignore {path}. To ignore it: echo .env >> .gitignore")
 
 
 def _do(todo: list[Step], agrees: Agrees) -> list[Step]:

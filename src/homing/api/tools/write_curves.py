@@ -49,7 +49,7 @@ def write_curves(run: str | None = None, *, port: int = 6006) -> Curves:
             if not num_written and not is_live:
                 raise UsageError(
                     what=f"{found.run_id} has no metrics.",
-                    why="It has not completed a step.",
+                    why="It has not completed a step yet.",
                     fix="homing logs " + found.run_id,
                 )
             if is_live:

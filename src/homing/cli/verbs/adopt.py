@@ -19,12 +19,12 @@ __all__ = ["command"]
 
 
 def command(
-    store: Annotated[str, typer.Argument(metavar="STORE", help="Store of the run, such as s3://bucket.")],
+    store: Annotated[str, typer.Argument(metavar="STORE", help="The run's store, such as s3://bucket.")],
     run: Annotated[str | None, typer.Argument(metavar="RUN", help="Run id or name; default: list all runs.")] = None,
     yes: Yes = False,
     json_: Json = False,
 ) -> None:
-    """Take over a run on this machine: its lease, instances, spend and run documents."""
+    """Take over a run from another computer: its lease, instances, spend and run documents."""
     if run is None:
         _list(store)
         return
@@ -57,7 +57,10 @@ def _row(stored: StoredRun, now: float) -> tuple[object, ...]:
 
 def _say_next(adopted: Adopted) -> None:
     row, lines = adopted.run, billing_lines(adopted.lines)
-    output.say(f"{row.id} now belongs to this home: {row.state}, {counted(len(lines), 'instance')} may be billing.")
+    output.say(
+        f"{row.id} now belongs to this homing home directory ($HOMING_HOME). State: {row.state};"
+        f" {counted(len(lines), 'instance')} may be billing."
+    )
     if row.is_live:
         output.say(f"Watch it: homing watch {row.id}   Stop it: homing stop {row.id}   End it: homing destroy {row.id}")
     elif lines:

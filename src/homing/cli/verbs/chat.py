@@ -1,4 +1,4 @@
-"""`homing chat`: read lines, stream answers to stdout; on a terminal or through a pipe."""
+"""`homing chat`: read questions from a terminal or a pipe, and stream the answers to stdout."""
 
 from __future__ import annotations
 

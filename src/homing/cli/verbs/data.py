@@ -1,7 +1,7 @@
 """`homing data check|show`: find mistakes in chat data, and show what a model would learn from it.
 
 check   every line of the files, or of a run: kept, cut, skipped, and why; exit code 2 if a line is invalid
-show    one conversation as tokens, marking those that are trained on by color, or by a label if there is no color
+show    one conversation as tokens; a color, or a label where there is no color, marks the tokens that are trained on
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check(
     sets: Sets = None,
     json_: Json = False,
 ) -> None:
-    """Check every line: invalid JSON, roles, order, empty turns, length, duplicates, leaks between train and val."""
+    """Check every line for invalid JSON, roles, order, empty turns, length, duplicates and leaks from train to val."""
     done = check_chats(names, validation=validation or [], tokenizer=tokenizer, context=context, sets=sets or [])
     output.emit_all("data-check/1", done.document, done.error)
     if not output.is_json():
@@ -65,7 +65,7 @@ def check(
     output.say(f"Next: {done.document['next']}")
 
 
-@app.command("show", cls=Verb, short_help="Show one conversation as tokens, and which ones are trained on.")
+@app.command("show", cls=Verb, short_help="Show one conversation as tokens, and which of them are trained on.")
 def show(
     name: Annotated[str, typer.Argument(metavar="FILE|RUN", help="Chat file, or a prepared run.")],
     number: Annotated[int, typer.Option("--number", "-n", min=1, help="Number of the conversation.")] = 1,
@@ -96,7 +96,7 @@ def show(
 
 
 def _in_color(tokens: list[dict[str, Any]], markers: set[int]) -> str:
-    """Return the tokens as running text: trained on in green, context only dim, markers in bold."""
+    """Return the tokens as running text: those trained on in green, mere context dimmed, markers in bold."""
 
     def style(token: dict[str, Any]) -> str:
         return (_LEARNED if token["is_learned"] else _READ) + (_MARKER if token["id"] in markers else "")

@@ -28,7 +28,9 @@ def command(
     ] = None,
     is_all: Annotated[
         bool,
-        typer.Option("--all", help="Destroy every instance homing created, with or without a run, and its resources."),
+        typer.Option(
+            "--all", help="Destroy every instance that homing created, even without a run, and its resources."
+        ),
     ] = False,
     kept: Annotated[bool, typer.Option("--kept", help="With --all: also destroy kept volumes, after asking.")] = False,
     stored: Annotated[
@@ -37,7 +39,7 @@ def command(
     ] = False,
     same_account: Annotated[
         bool,
-        typer.Option("--same-account", help="Confirm your API key belongs to the account that rented the instance."),
+        typer.Option("--same-account", help="Confirm that your API key is for the account that rented the instance."),
     ] = False,
     yes: Yes = False,
     json_: Json = False,
@@ -76,7 +78,7 @@ def _show(ended: Ended) -> None:
         ["instance", "provider", "dollars", "note"],
         [(line.instance_id or line.mark, line.provider, dollars[line.mark], line.note) for line in lines],
     )
-    output.say("Destroyed with its volumes and keys, confirmed by the provider. Receipt: homing ledger")
+    output.say("Destroyed, including volumes and keys, and confirmed by the provider. Receipt: homing ledger")
     for row in ended.rows:
         found = ended.kept[row.id]
         price = str(found) if found else "size unknown"

@@ -31,7 +31,7 @@ def command(
 ) -> None:
     """Check keys, permissions, clients, SSH, disk, clock, ledger and store, and print a fix for each problem.
 
-    Creates nothing. With RUN, a probe file is written to its store, if the store exists, and deleted again.
+    Creates nothing, except that with RUN a probe file is written to the run's store, if that exists, and deleted again.
     """
 
     def show(check: Check) -> None:
@@ -55,7 +55,7 @@ def command(
 
 
 def _again(faults: list[Check], run: str | None, sets: list[str] | None, providers: list[str] | None) -> str:
-    """Return the command as typed, because other checks would not show that the problem is fixed."""
+    """Return the command as the user typed it, because only the same checks show whether the problem is fixed."""
     named = [shlex.quote(run)] if run else []
     named += [f"--provider {shlex.quote(name)}" for name in providers or []]
     it = "it" if len(faults) == 1 else "them"

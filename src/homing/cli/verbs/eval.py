@@ -26,7 +26,7 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="TASK",
-            help="FILE.jsonl, gsm8k:FILE, arithmetic[:1-5] or spelling[:1-5]; repeatable.",
+            help="Task: FILE.jsonl, gsm8k:FILE, arithmetic[:1-5] or spelling[:1-5]; repeatable.",
         ),
     ] = None,
     chat: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Held-out conversations; repeatable.")] = None,
@@ -48,15 +48,18 @@ def command(
         typer.Option(min=0.0, max=100.0, help="Sampling temperature; default: 0 for one answer, else 0.8."),
     ] = None,
     new_tokens: Annotated[
-        int | None, typer.Option("--new-tokens", min=1, help="Maximum tokens per answer; default: 256 or what fits.")
+        int | None,
+        typer.Option("--new-tokens", min=1, help="Maximum tokens per answer; default: 256, or fewer if fewer fit."),
     ] = None,
     window: Annotated[int, typer.Option(min=0, help="Tokens to process at a time; default: the context length.")] = 0,
     at_most: Annotated[
-        int, typer.Option("--at-most", min=0, help="Use at most this many items of each set; 0 for all.")
+        int, typer.Option("--at-most", min=0, help="Use at most this many items from each set; 0 for all.")
     ] = 0,
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Random seed for intervals and sampled answers.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**31 - 1, help="Random seed for the intervals and the sampled answers.")
+    ] = 0,
     out: Annotated[
-        Path | None, typer.Option(metavar="report.md", help="Write the report, and a .json next to it.")
+        Path | None, typer.Option(metavar="report.md", help="Write the report to this file, and a .json next to it.")
     ] = None,
     checkpoint: Checkpoint = None,
     phase: Phase = None,
@@ -66,7 +69,7 @@ def command(
 ) -> None:
     """Measure a trained model: bits per byte, perplexity, tasks and answers, each with a 95% interval.
 
-    Without --text, --task and --chat it uses the conversations or questions that the last phase held out, and
+    Without --text, --task or --chat, it uses the conversations or questions that the last phase held out, and
     the run's held-out text.
     """
     done = eval_model(

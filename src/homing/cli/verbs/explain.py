@@ -47,8 +47,8 @@ def command(
 def _print_schema(key: str | None) -> None:
     if key is not None:
         raise UsageError(
-            what="--schema prints the schema of the whole run file.",
-            why=f"You also typed the key {key!r}.",
+            what="--schema and KEY cannot be combined.",
+            why=f"--schema prints the schema of the whole run file, but you also typed the key {key!r}.",
             fix=f"homing explain --schema   or explain the key: homing explain {shlex.quote(key)}",
         )
     output.emit("run-file-schema/1", {"json_schema": (found := run_file_schema())})

@@ -17,7 +17,7 @@ from homing.units import format_bytes
 __all__ = ["Dtype", "GgufType", "Licence", "command"]
 
 Licence = Annotated[
-    str, typer.Option("--licence", "--license", metavar="NAME", help="Licence name as used on the Hub: mit, ...")
+    str, typer.Option("--licence", "--license", metavar="NAME", help="Licence, by its name on the Hub, such as mit.")
 ]
 Dtype = Annotated[
     str,

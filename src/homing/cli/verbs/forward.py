@@ -43,7 +43,7 @@ def command(
         return
     _explain_if_closed(login, there, forward.typed)
     output.say(
-        f"http://127.0.0.1:{here} forwards to port {there} of {login.instance_id}. Ctrl-C stops it; the run continues."
+        f"http://127.0.0.1:{here} forwards to port {there} on {login.instance_id}. Ctrl-C stops it; the run continues."
     )
     raise typer.Exit(subprocess.run(forward.argv, check=False).returncode)
 
@@ -67,6 +67,6 @@ def _explain_if_closed(login: Login, there: int, run: str) -> None:
         return
     if done.returncode == 1:
         output.say(
-            f"warning: nothing listens on port {there} of {login.instance_id} yet. The tunnel opens anyway;"
+            f"warning: nothing listens on port {there} on {login.instance_id} yet. The tunnel opens anyway;"
             f" start the server there (homing ssh {run}), or view the curves without it: homing tensorboard {run}"
         )

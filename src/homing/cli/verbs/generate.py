@@ -20,15 +20,15 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="RUN",
-        help="A name (its newest finished run is used), NAME@RUN, or a folder; default: the newest run.",
+        help="Run name (selects its newest finished run), NAME@RUN or a folder; default: the newest run.",
         autocompletion=run_words,
     ),
 ]
 Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Stop after this many tokens.")]
 Temperature = Annotated[
-    float, typer.Option(min=0.0, max=100.0, help="Sampling temperature; 0 always takes the likeliest token.")
+    float, typer.Option(min=0.0, max=100.0, help="Sampling temperature; 0 always takes the most likely token.")
 ]
-TopK = Annotated[int, typer.Option("--top-k", min=0, help="Sample from this many likeliest tokens; 0 for all.")]
+TopK = Annotated[int, typer.Option("--top-k", min=0, help="Sample from only the N most likely tokens; 0 for all.")]
 Seed = Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="The same seed gives the same text.")]
 Checkpoint = Annotated[
     str | None,
@@ -91,5 +91,5 @@ def _read_prompt(prompt: str) -> str:
         raise UsageError(
             what="The prompt on stdin is not UTF-8.", why=str(exc), fix="iconv -t utf-8 FILE | homing generate -p -"
         ) from exc
-    # `echo text |` ends in a newline that is not meant as part of the prompt.
+    # Text piped from `echo` ends in a newline that is not meant to be part of the prompt.
     return text.removesuffix("\n")

@@ -1,4 +1,4 @@
-"""`homing guard`: enforce limits from home, in a terminal, in cron or on a server."""
+"""`homing guard`: enforce limits from your own computer or a server, in a terminal or in cron."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["command"]
 
 def command(
     every: Annotated[
-        str, typer.Option("--every", metavar="TIME", help="Maximum time between checks: 30, 60s, 5m.")
+        str, typer.Option("--every", metavar="TIME", help="Maximum time between checks, such as 60s or 5m.")
     ] = f"{DEFAULT_EVERY_S:g}",
     once: Annotated[
         bool, typer.Option("--once", help="Check once, for cron; also wait for any limit due before the next check.")
@@ -30,7 +30,7 @@ def command(
     ] = False,
     json_: Json = False,
 ) -> None:
-    """Destroy instances that reached a limit or ended long ago, resume preempted runs, and report silent ones.
+    """Destroy instances at their limit or long after their run ended, resume preempted runs, and report silent ones.
 
     Exit code 6: a resource that should no longer bill may still be billing.
     """
@@ -43,7 +43,7 @@ def command(
     if not once and not while_billing:
         output.say(f"Guarding: checking every {every_s:g} s. Ctrl-C stops this guard; other guards keep running.")
     for checked in checks:
-        with contextlib.suppress(OSError):  # the terminal or the reader may be gone; the guard continues
+        with contextlib.suppress(OSError):  # the terminal may have been closed; the guard continues
             _show(checked)
     if while_billing:
         output.say("Nothing is billing, so this guard exits.")

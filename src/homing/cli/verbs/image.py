@@ -28,7 +28,7 @@ def build_(
     push: Annotated[
         str | None, typer.Option("--push", metavar="NAME", help="Push the image under this name, such as me/train:1.")
     ] = None,
-    no_docker: Annotated[bool, typer.Option("--no-docker", help="Write the folder only; do not run Docker.")] = False,
+    no_docker: Annotated[bool, typer.Option("--no-docker", help="Only write the folder; do not run Docker.")] = False,
     base: Annotated[str | None, typer.Option("--base", metavar="IMAGE", help=f"Base image; default: {BASE}.")] = None,
     folder: Annotated[
         Path | None, typer.Option("--folder", metavar="DIR", help="Output folder; default: ./image/RUN.")
@@ -46,7 +46,8 @@ def _say_next(done: BuiltImage) -> None:
     image, built, run = done.image, done.built, done.run
     if built is None:
         output.say(
-            f"Docker was not run. To build it: docker build -t {image} {done.context.folder} && docker push {image}"
+            "Docker was not run. To build and push the image:"
+            f" docker build -t {image} {done.context.folder} && docker push {image}"
         )
         return
     output.say(f"{image} works: {built.says}")

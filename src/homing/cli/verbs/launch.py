@@ -50,7 +50,9 @@ def command(
     ] = False,
     keep_on_failure: Annotated[
         str | None,
-        typer.Option("--keep-on-failure", metavar="TIME", help="Keep a failed instance this long for inspection: 30m."),
+        typer.Option(
+            "--keep-on-failure", metavar="TIME", help="Keep a failed instance this long for inspection, such as 30m."
+        ),
     ] = None,
     one_guard: Annotated[
         bool, typer.Option("--one-guard", help="Accept a single guard; two are required by default.")

@@ -27,7 +27,7 @@ def command(
     all_: All = False,
     json_: Json = False,
 ) -> None:
-    """List the newest instances ever requested and every one that may bill, with the total spend.
+    """List the newest instances, every instance that may still be billing, and the total spend.
 
     Rows are never deleted.
     """
@@ -90,7 +90,7 @@ def _say_bills(column: UsdColumn, bills: list[Bill]) -> None:
         return
     ours, reported = (column.total(bill.ours_usd for bill in bills), column.total(bill.provider_usd for bill in bills))
     summary = f"Counted by homing: {column.show(ours)}, reported by providers: {column.show(reported)}"
-    output.say(f"{summary}, for {counted(len(bills), 'instance')} with a provider report.")
+    output.say(f"{summary}. These figures cover {counted(len(bills), 'instance')} whose cost a provider has reported.")
     for bill in bills:
         if not bill.is_within_margin:
             output.say(

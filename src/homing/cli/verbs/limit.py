@@ -26,7 +26,7 @@ def command(
     ] = None,
     time: Annotated[
         str | None,
-        typer.Option("--time", metavar="TIME", help="Maximum lifetime of its instance: 8h, 90m; 0: no limit."),
+        typer.Option("--time", metavar="TIME", help="Maximum lifetime of the run's instance, such as 8h; 0: no limit."),
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -50,11 +50,11 @@ def command(
     if limited.is_confirmed:
         output.say("The agent confirmed the new limit.")
     elif not limited.is_live:
-        output.say("The run has no instance now; the next one starts with this limit.")
+        output.say("The run has no instance now; its next instance will start with this limit.")
     else:
-        output.say("The agent has not confirmed the new limit yet; it will apply it as soon as the request arrives.")
+        output.say("The agent has not confirmed the new limit yet; it will apply the limit when the request arrives.")
         if limited.change.is_lower:
-            output.say("Until then, only a guard at home enforces the new limit. To run one: homing guard")
+            output.say("Until then, only a guard on your own computer enforces the new limit. To run one: homing guard")
     output.say(f"Check it: homing status {name_here(limited.change.run)}")
 
 

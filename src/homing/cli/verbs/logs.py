@@ -1,4 +1,4 @@
-"""`homing logs`: print the logs of trainer, agent and sync."""
+"""`homing logs`: print the log of the trainer, the agent or the sync process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def command(
     is_following: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until the run ends.")] = False,
     json_: Json = False,
 ) -> None:
-    """Print the log of the trainer, agent or sync; -f follows it until the run ends."""
+    """Print the log of the trainer, the agent or the sync process; -f follows it until the run ends."""
     for line in read_logs(run, program, is_following=is_following):
         if output.is_json():
             output.emit("log/1", {"line": line})

@@ -22,7 +22,7 @@ HEADERS = ["#", "Provider", "Region", "GPUs", "VRAM", "Price/hr", "NVLink"]
 
 
 def command(
-    gpu: Annotated[str | None, typer.Option("--gpu", metavar="NAME", help="Only instances with this GPU.")] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", metavar="NAME", help="Show only instances with this GPU.")] = None,
     num_gpus: Annotated[int, typer.Option("--num-gpus", metavar="N", help="Number of GPUs.")] = 1,
     all_configs: Annotated[
         bool, typer.Option("--all-configs", help="Show offers with any number of GPUs, including none.")
@@ -51,7 +51,7 @@ def command(
     say_problems(found.problems)
     for sentence in found.skipped:
         output.say(sentence)
-    output.say("\nThe offer with the lowest rate is not always the cheapest to finish. Next: homing plan RUN")
+    output.say("\nThe offer with the lowest rate is not always the cheapest way to finish a run. Next: homing plan RUN")
 
 
 def row_of(number: int, offer: Offer) -> list[str]:

@@ -34,17 +34,21 @@ def command(
     run: RunName = None,
     sets: Sets = None,
     phase: Phases = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Plan the scaled-down run file of a smoke run.")] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Plan a smoke run, which is a scaled-down version of the run file.")
+    ] = False,
     spend_limit: Annotated[
-        str | None, typer.Option("--spend-limit", metavar="DOLLARS", help="Show what this limit buys.")
+        str | None, typer.Option("--spend-limit", metavar="DOLLARS", help="Show how much training this limit buys.")
     ] = None,
     rate: Annotated[
         str | None,
         typer.Option(
-            "--rate", metavar="DOLLARS", help="Plan every GPU at this rate per hour, without querying providers."
+            "--rate", metavar="DOLLARS", help="Assume this hourly rate for every GPU, without querying providers."
         ),
     ] = None,
-    resolved: Annotated[bool, typer.Option("--resolved", help="Show every value and where it came from.")] = False,
+    resolved: Annotated[
+        bool, typer.Option("--resolved", help="Show every setting and where its value came from.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Show hours and dollars per offer, cheapest to finish first. Rents nothing."""
@@ -94,7 +98,7 @@ def _show(plan: Plan, loaded: Loaded, now: float, typed: str) -> None:
     then = f"homing launch {typed} --spend-limit {suggested_limit(plan)}"
     if _is_long_here(plan):
         output.say(
-            "That takes a long time on this computer. Plan a rented GPU at list prices instead, without an API key."
+            "That takes a long time on this computer. You can plan a rented GPU at list prices, without an API key."
         )
         then = f"homing plan {typed} --set cloud.providers=runpod"
     output.say(f"Next: {then}" if loaded.is_prepared else f"Next: homing prep {typed}   then: {then}")
@@ -127,7 +131,7 @@ def _limits(plan: Plan) -> str:
 
 
 def _refused(plan: Plan, row: OfferPlan) -> str:
-    """Warn if the limit is below the minimum that launch accepts, because no model could be finished within it."""
+    """Return a warning if the limit is below the minimum that `homing launch` accepts, else ""."""
     limit = plan.run.limits.spend_usd
     is_refused = limit is not None and row.minimum_usd > Decimal(limit)
     return f"; the minimum spend limit there is {usd(row.minimum_usd)}" if is_refused else ""
@@ -153,7 +157,7 @@ def _say_left_out(plan: Plan) -> None:
     lower = [each for each in plan.left_out if each.offer.rate_usd_per_hour <= plan.best.offer.rate_usd_per_hour]
     for each in lower[:_LEFT_OUT]:
         rate = usd(each.offer.rate_usd_per_hour)
-        output.say(f"Skipped: {name_of(each.offer)} ({_device(each.offer)}, {rate}/h) {each.why}.")
+        output.say(f"Skipped offer: {name_of(each.offer)} ({_device(each.offer)}, {rate}/h) {each.why}.")
     if len(plan.left_out) > len(lower[:_LEFT_OUT]):
         output.say(f"Skipped: {len(plan.left_out) - len(lower[:_LEFT_OUT])} more offers; --json lists them all.")
 
@@ -211,7 +215,7 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _origin(key: str, origin: dict[str, str]) -> str:
-    """Return the origin of the key, or of the nearest section above it that has one."""
+    """Return where the key's value came from, or where that of the nearest enclosing section came from."""
     parts = key.split(".")
     for length in range(len(parts), 0, -1):
         found = origin.get(".".join(parts[:length]))

@@ -32,7 +32,8 @@ def command(
         str | None, typer.Option("--vocab-size", metavar="N", help="Vocabulary size, such as 10000 or 32k.")
     ] = None,
     use_existing_tokenizer: Annotated[
-        bool, typer.Option("--use-existing-tokenizer", help="Use the tokenizer.json in DIR; never train one.")
+        bool,
+        typer.Option("--use-existing-tokenizer", help="Use the tokenizer.json in the output folder; never train one."),
     ] = False,
     tokenizer: Annotated[
         str | None, typer.Option("--tokenizer", metavar="PATH", help="Use this tokenizer.json; never train one.")
@@ -51,13 +52,15 @@ def command(
     ] = None,
     val_fraction: Annotated[
         str | None,
-        typer.Option("--val-fraction", metavar="SHARE", help="Share of the text held out for validation: 5% or 0.05."),
+        typer.Option("--val-fraction", metavar="SHARE", help="Share of the text held out for validation, such as 5%."),
     ] = None,
     take: Annotated[
         str | None, typer.Option("--take", metavar="SIZE", help="Use about this much of the text, such as 100MB.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Prepare again even if nothing changed.")] = False,
-    is_smoke: Annotated[bool, typer.Option("--smoke", help="Prepare the scaled-down run file of a smoke run.")] = False,
+    is_smoke: Annotated[
+        bool, typer.Option("--smoke", help="Prepare a smoke run, a scaled-down version of the run file.")
+    ] = False,
     sets: Sets = None,
     json_: Json = False,
 ) -> None:
@@ -92,5 +95,5 @@ def command(
     for warning in done.warnings:
         output.say(f"warning: {warning}")
     if not done.is_run:
-        output.say(f"To use it, create a run file (homing new NAME --from tiny) and set `data.dir: {done.dir}`.")
+        output.say(f"To use this data, create a run file (homing new NAME --from tiny) and set `data.dir: {done.dir}`.")
     output.say(f"Next: {result['next']}")

@@ -38,6 +38,7 @@ def command(
         print(done.url)
     seen = "private: only you and your organization can see it" if done.is_private else "public"
     output.say(
-        f"{len(made.files)} files, {format_bytes(done.num_bytes)}, verified against the Hub; the repository is {seen}."
+        f"Uploaded {len(made.files)} files, {format_bytes(done.num_bytes)}, verified against the Hub;"
+        f" the repository is {seen}."
     )
     output.say(f"Use it: AutoModelForCausalLM.from_pretrained({address.repo_id!r})   or model.from: {address.url}")

@@ -22,15 +22,15 @@ __all__ = ["command"]
 
 
 def command(
-    folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Folder for run file, data and model.")] = Path(
-        "homing-quickstart"
-    ),
+    folder: Annotated[
+        Path, typer.Option("--dir", metavar="DIR", help="Folder for the run file, data and model.")
+    ] = Path("homing-quickstart"),
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the run.")] = "first",
     spend_limit: Annotated[
-        str, typer.Option("--spend-limit", metavar="DOLLARS", help="Limit in simulated dollars; it is enforced.")
+        str, typer.Option("--spend-limit", metavar="DOLLARS", help="Spend limit in simulated dollars; it is enforced.")
     ] = "0.10",
     steps: Annotated[
-        int | None, typer.Option("--steps", min=10, help="Number of training steps instead of the preset's.")
+        int | None, typer.Option("--steps", min=10, help="Number of training steps; default: the preset's.")
     ] = None,
     yes: Yes = False,
     json_: Json = False,

@@ -1,4 +1,4 @@
-"""`homing reconcile`: compare all resources that carry our mark, at every provider, with the ledger."""
+"""`homing reconcile`: compare everything that homing created, at every provider, with the ledger."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def command(
     yes: Yes = False,
     json_: Json = False,
 ) -> None:
-    """List every provider's resources with our mark, and destroy or keep those missing from the ledger.
+    """List the resources that homing created at any provider, and destroy or keep those missing from the ledger.
 
-    Touches nothing else.
+    Changes nothing else.
     """
     is_chosen = is_destroy or is_adopt
 
@@ -76,7 +76,7 @@ def _say_end(reconciled: Reconciled) -> None:
     if found.to_answer:
         output.say("See what was kept and destroyed: homing ledger")
     elif found.findings:
-        output.say("Everything is in the ledger. See what is billing: homing runs")
+        output.say("Everything found is in the ledger. See what is billing: homing runs")
     else:
         output.say(
             "No homing resources at any provider that responded."

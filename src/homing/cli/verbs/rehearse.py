@@ -29,7 +29,8 @@ def command(
     is_listing: Annotated[bool, typer.Option("--list-faults", help="List the faults.")] = False,
     no_guard: Annotated[bool, typer.Option("--no-guard", help="Simulate a provider that has no spend guard.")] = False,
     spend_limit: Annotated[
-        str | None, typer.Option("--spend-limit", metavar="DOLLARS", help="Limit in simulated dollars; it is enforced.")
+        str | None,
+        typer.Option("--spend-limit", metavar="DOLLARS", help="Spend limit in simulated dollars; it is enforced."),
     ] = None,
     sets: Sets = None,
     json_: Json = False,

@@ -28,7 +28,7 @@ def command(
     ] = None,
     for_maintainers: Annotated[
         bool,
-        typer.Option("--for-maintainers", help="Write a bug report: versions, times, events; no secrets."),
+        typer.Option("--for-maintainers", help="Write a bug report with versions, times and events, but no secrets."),
     ] = False,
     json_: Json = False,
 ) -> None:
@@ -54,6 +54,6 @@ def command(
 def _show_for_maintainers(done: RunReport, out: Path | None) -> None:
     output.emit("maintainers/1", done.to_dict())
     if out is not None:
-        output.say(f"Written: {out}. Read it through before you send it.")
+        output.say(f"Written: {out}. Review it before you send it.")
     elif not output.is_json():
         print(done.text, end="")

@@ -1,4 +1,4 @@
-"""`homing serve`: a trained model behind an OpenAI-compatible API, with a chat page, on this computer until Ctrl-C."""
+"""`homing serve`: serve a trained model through an OpenAI-compatible API and a chat page, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ __all__ = ["command"]
 
 def command(
     run: Model = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Local port, or another if it is in use; 0: any.")] = 8000,
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Local port. If it is in use, another one is chosen; 0: any free port."),
+    ] = 8000,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to listen on; any but loopback needs --network.")
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on; all but loopback addresses need --network.")
     ] = "127.0.0.1",
     network: Annotated[bool, typer.Option("--network", help="Allow other computers to connect, unencrypted.")] = False,
     tokens: Tokens = 200,

@@ -24,7 +24,7 @@ def command(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Show the current state of one run: instances, spend, and what is pushed."""
+    """Show the current state of one run: instances, spend, and what has been pushed."""
     try:
         every_s = None if watch is None else check_interval(parse_duration(watch), "--watch")
     except ValueError as exc:

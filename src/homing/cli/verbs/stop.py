@@ -21,7 +21,7 @@ __all__ = ["command"]
 
 def command(
     run: RunRequired,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Send the request and do not wait.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Send the stop request and do not wait.")] = False,
     timeout: Annotated[
         str, typer.Option("--timeout", metavar="TIME", help="Maximum wait: 90s, 10m.")
     ] = f"{STOP_TIMEOUT_S:g}",

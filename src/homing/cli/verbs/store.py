@@ -30,7 +30,7 @@ Url = Annotated[
     typer.Option(
         "--store",
         metavar="URL",
-        help="Store such as s3://bucket/prefix or hf:OWNER/NAME; default: the one in $HOMING_HOME.",
+        help="Store, such as s3://bucket/prefix or hf:OWNER/NAME; default: the one in $HOMING_HOME.",
     ),
 ]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="Key or folder, as listed by `homing store ls`.")]
@@ -53,7 +53,9 @@ def ls(
 @app.command("get", cls=Verb)
 def get(
     key: Key,
-    to: Annotated[Path | None, typer.Argument(metavar="PATH", help="Local file; default: the name of the key.")] = None,
+    to: Annotated[
+        Path | None, typer.Argument(metavar="PATH", help="Local file; default: the last part of the key.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     store: Url = None,
     json_: Json = False,
@@ -78,7 +80,7 @@ def put(
     with _progress(key) as on_progress:
         done = put_file(path, key, force=force, store=store, on_progress=on_progress)
     output.emit("store-put/1", done)
-    output.say(f"{key}: {format_bytes(done['num_bytes'])}, read back and verified.")
+    output.say(f"{key}: {format_bytes(done['num_bytes'])} stored, read back and verified.")
 
 
 @app.command("rm", cls=Verb)

@@ -34,5 +34,5 @@ def command(
         return
     if curves.port != port:
         output.say(f"Port {port} is in use; using {curves.port}.")
-    output.say(f"{url} shows {curves.run}. Ctrl-C stops it; the run continues.")
+    output.say(f"{url} shows the curves of {curves.run}. Ctrl-C stops TensorBoard; the run continues.")
     raise typer.Exit(subprocess.run(curves.argv, check=False).returncode)

@@ -93,6 +93,6 @@ def _print_outcome(done: TrainedHere, name: str, *, is_smoke: bool) -> None:
     output.say(f"  homing eval {run_dir.name}                       # evaluate it")
     output.say(f"  homing export {run_dir.name}                     # use it in transformers and llama.cpp")
     if outcome.phase in ("pretrain", "mid"):
-        output.say(f"  homing train {name} --phase sft   # fine-tune it, with a phase of kind sft in its run file")
+        output.say(f"  homing train {name} --phase sft   # fine-tune it (needs a phase of kind sft in its run file)")
     output.say(f"  homing train {name} --extend {max(1, outcome.step // 2)}   # train it further")
     output.say(f"  homing plan {name}   # plan the same run on a rented GPU")

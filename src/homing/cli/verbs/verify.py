@@ -26,7 +26,9 @@ __all__ = ["command"]
 def command(
     run: RunName = None,
     no_run: Annotated[bool, typer.Option("--no-run", help="Only compute the sizes; this does not need torch.")] = False,
-    is_smoke: Annotated[bool, typer.Option("--smoke", help="Verify the scaled-down run file of a smoke run.")] = False,
+    is_smoke: Annotated[
+        bool, typer.Option("--smoke", help="Verify a smoke run, a scaled-down version of the run file.")
+    ] = False,
     is_hashing: Annotated[bool, typer.Option("--hash", help="Also check the sha256 of every shard.")] = False,
     sets: Sets = None,
     phase: Phases = None,

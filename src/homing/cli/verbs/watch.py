@@ -17,14 +17,14 @@ from homing.units import parse_duration
 
 __all__ = ["command"]
 
-# The prefix that is printed before each kind of report.
+# Kind of report -> the prefix that is printed before it.
 _BEGINNINGS = {"head": "", "line": "", "event": "  ", "sample": "", "alert": "! ", "problem": "warning: ", "end": ""}
 
 
 def command(
     run: RunName = None,
     every: Annotated[
-        str, typer.Option("--every", metavar="TIME", help="Minimum time between lines: 30, 30s, 2m.")
+        str, typer.Option("--every", metavar="TIME", help="Minimum time between lines, such as 30s or 2m.")
     ] = f"{DEFAULT_EVERY_S:g}",
     tracker: Trackers = None,
     wandb: Wandb = False,
