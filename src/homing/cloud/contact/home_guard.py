@@ -67,7 +67,7 @@ def is_needed(home: Home) -> bool:
 
 
 def words(home: Home) -> str:
-    """Describe the local guard on duty for `homing runs`, or return "" if there is none."""
+    """Return the line about the local guard that `homing runs` prints, or "" if no guard is on duty."""
     found = guard_on_duty(home)
     if found is None:
         return ""

@@ -44,8 +44,8 @@ ROOT = "/opt/homing"
 WORK_DIR = f"{ROOT}/work"
 CACHE_DIR = f"{ROOT}/cache"
 
-_LOOK_S = 5.0  # seconds between the timer's checks of the dead-man's lock
-_GRACE_S = 180.0  # how long the dead-man may be missing; the agent restarts a dead one sooner than that
+_LOOK_S = 5.0  # seconds between the timer's checks of the dead-man process's lock
+_GRACE_S = 180.0  # how long the dead-man process may be missing; the agent restarts it sooner than that
 _TRY_S = 180.0  # timeout for one call, which may send a wheel of a few megabytes over a slow connection
 _PAUSE_S = 2.0
 _KNOWN_HOSTS = "known_hosts"

@@ -133,7 +133,7 @@ class Order:
     files: tuple[InputFile, ...] = ()
     # Secrets are passed in the agent's environment and never written to disk.
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
-    start_within_s: float = math.inf  # how long hand_over may wait and still leave time to train
+    start_within_s: float = math.inf  # how long hand_over may wait while still leaving time to train
     start_by: float = math.inf  # the same deadline by the local boot clock, which keeps running while a laptop sleeps
     typed: str = ""  # the run as typed on the command line; like is_resume, used only for commands in error messages
     is_resume: bool = False

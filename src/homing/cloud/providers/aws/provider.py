@@ -263,7 +263,7 @@ class Aws:
         raise AssertionError("the second try returns or raises")
 
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
-        """Do nothing, because the timer on the instance follows the limits that the agent records (see prepare.sh)."""
+        """Do nothing: the timer on the instance follows the limits that the agent records (see prepare.sh)."""
 
     # --- other resources ---
 

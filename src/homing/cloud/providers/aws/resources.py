@@ -191,7 +191,7 @@ class Things:
         else:
             raise UsageError(
                 what=f"homing does not create {resource.kind!r} resources on AWS.",
-                fix="List homing's resources: homing reconcile",
+                fix="List the resources that exist: homing reconcile",
             )
 
     def _destroy_role(self, name: str) -> None:

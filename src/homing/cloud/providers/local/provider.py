@@ -217,7 +217,7 @@ class Local:
         return self._world.read(path, start, _LOG_BYTES).decode("utf-8", "replace")
 
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
-        """Do nothing: this computer has no guard, and the agent and the dead-man read new limits from the store."""
+        """Do nothing: this computer has no guard. The agent and the dead-man process read new limits from the store."""
 
     def list_resources(self) -> list[Resource]:
         return []  # an instance has only its folder and its processes

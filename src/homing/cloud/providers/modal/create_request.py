@@ -58,9 +58,9 @@ _LEAST_S = 60  # minimum timeout, because a sandbox needs about this long to boo
 # share is below 1, so that the limits end the run first.
 _LATE_SHARE = 0.9
 
-# The sandbox ends when this command does. So the command runs as long as the agent or the dead-man is alive, and the
-# dead-man can restart a crashed agent. The command finds both by their command lines. Its own command line matches too,
-# so it excludes itself.
+# The sandbox ends when this command does. So the command runs as long as the agent or the dead-man process is alive,
+# and the dead-man process can restart a crashed agent. The command finds both by their command lines. Its own command
+# line matches too, so it excludes itself.
 _ENTRY = f"""mkdir -p {WORK_DIR} && cp -R {_PARCEL}/. {WORK_DIR}/ || exit 1
 echo $$ > {_ENTRY_PID}
 "$@" & agent=$!

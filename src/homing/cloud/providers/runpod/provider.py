@@ -281,7 +281,7 @@ class Runpod:
         return read_log(self._api, f"{_path(instance_id)}/logs")
 
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
-        """Do nothing: RunPod has no guard, and the agent and the dead-man read new limits from the store."""
+        """Do nothing: RunPod has no guard. The agent and the dead-man process read new limits from the store."""
 
     # --- other resources ---
 

@@ -223,7 +223,7 @@ class Ssh:
         return str(host.call("log", mark=mark)["text"])
 
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
-        """Do nothing: the host has no guard, and the agent and the dead-man read new limits from the store."""
+        """Do nothing: the host has no guard. The agent and the dead-man process read new limits from the store."""
 
     def list_resources(self) -> list[Resource]:
         return []  # an instance has only its folder and its processes
