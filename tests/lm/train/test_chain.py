@@ -267,7 +267,7 @@ def test_text_of_a_phase_in_the_ids_of_another_tokenizer_is_refused(
     manifest = codec.loads(DataManifest, (folder / file_names.MANIFEST).read_bytes())
     (folder / file_names.MANIFEST).write_text(codec.dumps(dataclasses.replace(manifest, tokenizer_sha256="0" * 64)))
     mid = dataclasses.replace(run.phases[1], data=own_data(folder, "text"))
-    with pytest.raises(DataError, match="encoded with another tokenizer"):
+    with pytest.raises(DataError, match="encoded with a different tokenizer"):
         go(tmp_path / "run", dataclasses.replace(run, phases=[mid]))
 
 

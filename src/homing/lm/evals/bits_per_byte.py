@@ -2,15 +2,16 @@
 
     bits per byte = nats of the text tokens / ln 2 / their UTF-8 bytes
 
-Special tokens have no bytes, so neither their nats nor their bytes count. The plain loss counts every target. The rows
-are always the same: the first rows of a fixed permutation of the split, so that any number of them is a fair sample.
+Special tokens have no bytes, so bits per byte excludes them; the plain loss counts every target. The rows are always
+the same: the first rows of a fixed permutation of the split, so that any number of them is a representative sample.
 
 The bigram baseline, which a model must beat, is the loss when each token is predicted from the previous one alone.
 
     P(b | a) = (pairs (a, b) + k P(b)) / (pairs that begin with a + k)
 
-Pairs are counted on train and the loss is measured on val, with the best of several k on val, so that the baseline is
-as low as a bigram model can get. A model with a higher loss predicts worse than a table of token pairs.
+Pairs are counted on train, and the loss is measured on val. Several values of k are tried and the best one on val is
+used, so that the baseline is as low as a bigram model can get. A model with a higher loss predicts worse than a table
+of token pairs.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def evaluate(
     rows_at_a_time: int,
     notify: Callable[[int, int], None] = lambda done, of: None,
 ) -> Evaluation:
-    """Evaluate on about `num_tokens` targets (0 for the whole split). `notify(rows done, rows)` reports progress."""
+    """Evaluate on about `num_tokens` targets (0: the whole split). `notify(rows done, total rows)` reports progress."""
     context, device = model.shape.context, model.device
     stream = PackedStream(split, seed=_ORDER_SEED)
     num_targets = min(num_tokens or stream.epoch_tokens, stream.epoch_tokens - 1)
@@ -117,7 +118,7 @@ def bigram_entropy(data_dir: Path) -> Bigram:
     if val.num_tokens < 2:
         raise DataError(
             what=f"The val split in {data_dir} is too small to evaluate on.",
-            why=f"It needs at least 2 tokens, but has {val.num_tokens}.",
+            why=f"It needs at least 2 tokens, but has only {val.num_tokens}.",
             fix="Raise data.val_fraction, or add text under data.validation.",
         )
     targets = np.concatenate(val.shards).astype(np.int64)
@@ -133,7 +134,7 @@ def bigram_entropy(data_dir: Path) -> Bigram:
 
 
 def bigram_nats(train: TokenSplit, val: NDArray[np.int64], vocab_size: int) -> NDArray[np.float64]:
-    """Return the nats of each token of val[1:], given the previous token.
+    """Return the loss (in nats) of each token in val[1:], given the previous token.
 
     Only pairs that occur in val are counted, chunk by chunk, because a table of all pairs would have vocab_size squared
     entries.

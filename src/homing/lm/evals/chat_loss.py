@@ -1,11 +1,11 @@
 """Computes loss on held-out conversations: nats of the assistant's text, rendered with the model's own chat template.
 
-    file -> the data doctor -> ids and mask (`lm/data/chat`) -> nats of the masked tokens -> sums over conversations
-    shards that prep held out -> ids and mask           -> the same, but only for the tokenizer that prep used
+    file -> check of every line -> ids and mask (`lm/data/chat`) -> nats of the target tokens -> sums over conversations
+    shards held out by `homing prep` -> ids and mask -> the same, but only for the tokenizer that `homing prep` used
 
 The tokens counted are those that SFT trains on: the assistant's text and the marker that ends its turn. An invalid
-line stops the evaluation with an error that gives the line number. Conversations that are merely too long are cut and
-counted.
+line stops the evaluation with an error that gives the line number. Conversations that are merely too long are
+truncated, and the report says how many there were.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ def measure_conversations(
     if not kept:
         raise DataError(
             what="No conversations to evaluate on.",
-            why=f"{', '.join(patterns)}: no answer fits the context of {model.shape.context:,} tokens.",
+            why=f"No answer in {', '.join(patterns)} fits in the context of {model.shape.context:,} tokens.",
             fix="Use other conversations: --chat FILE.jsonl",
         )
     rows = [[Row(example.ids.tolist(), example.mask) for example in one.examples] for one in kept]
     scores, num_tokens = _scores(model, tokenizer, rows, notify)
     num_cut = sum(file.num_cut for file in doctor.files)
     num_skipped = sum(file.num_skipped for file in doctor.files)
-    notes = [f"{num_cut} conversations were truncated at the last answer that fits."] if num_cut else []
+    notes = [f"{num_cut} conversations were truncated after the last answer that fits the context."] if num_cut else []
     notes += (
-        [f"{num_skipped} lines were skipped: they are duplicates, or none of their answers fits the context."]
+        [f"{num_skipped} lines were skipped, because they are duplicates or none of their answers fits in the context."]
         if num_skipped
         else []
     )
@@ -73,13 +73,13 @@ def measure_held_out(
     model: Decoder, tokenizer: Tokenizer, data_dir: Path, run_name: str, folder: Path,
     *, at_most: int = 0, notify: Callable[[str], None] = lambda done: None,
 ) -> Measured:  # fmt: skip
-    """Evaluate on the conversations that prep held out for a phase, read from its shards."""
+    """Evaluate on the conversations that `homing prep` held out for a phase, which are read from the phase's shards."""
     manifest = read_manifest(data_dir)
     if manifest.tokenizer_sha256 != file_sha256(folder / file_names.TOKENIZER):
         raise DataError(
             what=f"The conversations held out for {run_name} were not encoded with the tokenizer in {folder}.",
             why=f"{data_dir} was prepared with a different tokenizer.",
-            fix="Use the original conversations: --chat FILE.jsonl",
+            fix="Evaluate on the original chat file instead: --chat FILE.jsonl",
         )
     split = open_conversations(data_dir, manifest, "val")
     count = min(at_most or len(split.lengths), len(split.lengths))

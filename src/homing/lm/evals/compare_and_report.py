@@ -1,10 +1,10 @@
-"""Compares two models on the same data set, and formats the report of `homing eval` as Markdown.
+"""Compares two models on the same data set, and formats the report from `homing eval` as Markdown.
 
 The report answers two questions: how far apart are the models, and is the difference more than noise?
 
     figures of A and of B on the same units -> B minus A, unit by unit -> interval -> one plain sentence
 
-The comparison is paired, because a hard question is hard for both models. So the difference is known far more precisely
+The comparison is paired, because a hard question is hard for both models. This makes the difference far more precise
 than either figure. Accuracies are compared exactly, on the questions where the models differ. All other figures are
 compared by bootstrap, which resamples the same units for both models. A difference is more than noise if its 95%
 interval excludes 0. If two models are equally good, that still happens by chance for one figure in twenty.
@@ -24,7 +24,7 @@ __all__ = ["Difference", "as_markdown", "compare", "count_words", "format_score"
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between two models in one figure on one data set: B minus A."""
+    """The difference between two models (B minus A) in one figure on one data set."""
 
     set_name: str
     score: str
@@ -42,7 +42,7 @@ class Difference:
 
 
 def compare(first: Measured, second: Measured, names: tuple[str, str], *, seed: int) -> list[Difference]:
-    """Compare all figures that are comparable. Perplexities are not if the models have different tokenizers."""
+    """Compare two models in every comparable figure. Figures per token are not comparable between tokenizers."""
     assert first.data_sha256 == second.data_sha256, "both models must be measured on the same data set"
     differences = []
     for a, b in zip(first.scores, second.scores, strict=True):
@@ -94,7 +94,7 @@ def _sentence(set_name: str, a: Score, b: Score, interval: Interval, names: tupl
 
 
 def as_markdown(document: dict[str, Any]) -> str:
-    """Convert the JSON document of `homing eval` to Markdown."""
+    """Convert the JSON document from `homing eval` to Markdown."""
     lines = ["# Evaluation", ""]
     for model in document["models"]:
         of = f", {model['phase']} step {model['step']:,}" if model["step"] is not None else ""
@@ -111,10 +111,10 @@ def as_markdown(document: dict[str, Any]) -> str:
         lines += _table(sets)
     if document["differences"]:
         first, second = (model["folder"] for model in document["models"])
-        lines += ["## Compared", "", f"The second, `{second}`, minus the first, `{first}`.", ""]
+        lines += ["## Comparison", "", f"Each difference is `{second}` minus `{first}`.", ""]
         lines += [f"- {difference['sentence']} By {difference['method']}." for difference in document["differences"]]
         lines.append("")
-    lines += ["## The sets", ""]
+    lines += ["## Data sets", ""]
     for one in document["results"][0]:
         settings = ", ".join(f"{name} {value}" for name, value in one["settings"].items())
         lines.append(f"- {one['name']} ({one['kind']}{f'; {settings}' if settings else ''}): `{one['data_sha256']}`")

@@ -1,13 +1,13 @@
-"""Evaluation results: figures as sums over units, with 95% confidence intervals, to be reported, stored and compared.
+"""Defines evaluation results: figures as sums over units, with 95% confidence intervals, to be reported and compared.
 
     value = shape(sum of `above` / sum of `below`)      bits per byte, perplexity, accuracy
 
-    exact_share   accuracies: Clopper-Pearson, never too narrow
+    exact_share   accuracies: the Clopper-Pearson interval, which is never too narrow
     exact_pairs   accuracies of two models: Clopper-Pearson, on the questions that only one of them answers correctly
     bootstrap     sums over units (stretches of text, conversations, questions): units resampled, with a seed
 
 Results contain every unit, because intervals resample the units, and two models are compared unit by unit. Units must
-be independent of each other. Tokens would not be, because neighboring tokens tend to be equally hard.
+be independent of each other. Single tokens are not, because neighboring tokens tend to be equally hard.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Interval:
 
 
 def exact_share(num_right: int, num_all: int) -> Interval:
-    """Return the Clopper-Pearson interval of a proportion."""
+    """Return the Clopper-Pearson interval for a proportion."""
     assert 0 <= num_right <= num_all, f"{num_right} of {num_all}"
     low = 0.0 if num_right == 0 else _solve(lambda p: _at_least(num_right, num_all, p) < _TAIL)
     high = 1.0 if num_right == num_all else _solve(lambda p: 1.0 - _at_least(num_right + 1, num_all, p) >= _TAIL)
@@ -72,7 +72,7 @@ def exact_share(num_right: int, num_all: int) -> Interval:
 
 
 def exact_pairs(only_first: int, only_second: int, num_all: int) -> Interval:
-    """Return the interval of the second accuracy minus the first, for two models on the same `num_all` questions."""
+    """Return the interval for the second model's accuracy minus the first's, on the same `num_all` questions."""
     differing = only_first + only_second
     if differing == 0:
         return Interval(0.0, 0.0, EXACT_PAIRS)
@@ -82,9 +82,9 @@ def exact_pairs(only_first: int, only_second: int, num_all: int) -> Interval:
 
 
 def bootstrap(units: Floats, figure: Callable[[Floats], Floats], *, what: str, seed: int = 0) -> Interval:
-    """Return the bootstrap interval of a figure.
+    """Return the bootstrap interval for a figure.
 
-    `units` has a row per unit, and `figure` maps sums over rows (..., columns) to (...).
+    `units` has one row per unit. `figure` computes the figure from sums over rows: (..., columns) -> (...).
     """
     num_units, num_columns = units.shape
     if num_units < FEWEST:
@@ -153,7 +153,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Measured:
-    """The results of one model on one data set."""
+    """One model's results on one data set."""
 
     name: str
     kind: str  # text | conversations | choices | cloze | answers

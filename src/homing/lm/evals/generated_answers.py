@@ -1,4 +1,4 @@
-"""Evaluates generated answers to questions with known answers: GSM8K, arithmetic, spelling, or the user's own.
+"""Evaluates generated answers to questions with known answers: GSM8K, arithmetic, spelling, or the user's own file.
 
     question -> the model's own chat template -> n samples -> right or wrong (graded as in `lm/rl`) -> pass@1, pass@k
 
@@ -72,7 +72,7 @@ class Asking:
     def check(self) -> None:
         if (largest := max(self.pass_at, default=1)) > self.samples:
             raise UsageError(
-                what=f"pass@{largest} cannot be computed from {self.samples} samples.",
+                what=f"pass@{largest} cannot be computed from {self.samples} samples per question.",
                 why=f"It needs at least {largest} samples for each question.",
                 fix=f"Use --samples {largest}",
             )
@@ -85,7 +85,7 @@ class Asking:
 
 
 def made_up(kind: str, difficulty: int, count: int) -> TaskFile:
-    """Return `arithmetic` or `spelling` questions that no rl phase trains on, the same ones on every call."""
+    """Generate `arithmetic` or `spelling` questions that no rl phase trains on. Every call returns the same ones."""
     questions: dict[str, str] = {}
     for number in range(count * _TRIES):
         text, answer = MAKERS[kind](source("eval", kind, difficulty, number), difficulty)
@@ -102,7 +102,7 @@ def measure_answers(
     model: Decoder, tokenizer: Tokenizer, task: TaskFile, folder: Path, asking: Asking,
     *, notify: Callable[[str], None] = lambda done: None,
 ) -> Measured:  # fmt: skip
-    """Evaluate a task. `folder` contains the model and its chat template."""
+    """Evaluate the model's answers to a task. `folder` contains the model and its chat template."""
     asking.check()
     items = [item for item in task.items if isinstance(item, Open)]
     prompt = _prompter(folder, tokenizer)
@@ -111,20 +111,20 @@ def measure_answers(
     room = model.shape.context - new_tokens
     if room < 1:
         raise UsageError(
-            what=f"{new_tokens:,} new tokens leave no room for a question.",
+            what=f"Answers of up to {new_tokens:,} new tokens leave no room for a question.",
             why=f"The model's context is {model.shape.context:,} tokens.",
-            fix=f"Remove --new-tokens, or use --new-tokens {max(1, model.shape.context // 2)}",
+            fix=f"Remove --new-tokens, or lower it: --new-tokens {max(1, model.shape.context // 2)}",
         )
     asked = [number for number, ids in enumerate(prompts) if len(ids) <= room]
     if not asked:
         raise DataError(
-            what=f"No question in {task.name} fits the context.",
-            why=f"The shortest has {min(map(len, prompts)):,} tokens, but --new-tokens leaves only {room:,}.",
+            what=f"No question in {task.name} fits in the context.",
+            why=f"The shortest has {min(map(len, prompts)):,} tokens, but the new tokens leave room for only {room:,}.",
             fix="Lower --new-tokens, or use a model with a longer context.",
         )
     right = np.zeros(len(items), dtype=np.int64)
     num_cut = 0
-    # As in rl phases, only word problems may use the calculator. The model would merely copy a plain sum into it.
+    # As in rl phases, only word problems may use the calculator. A plain sum would merely be copied into it.
     may_call = [items[number].is_number for number in asked]
     asked_ids = [prompts[number] for number in asked]
     drawn = _draw(model, tokenizer, prompt.stop_ids, asked_ids, may_call, asking, new_tokens, notify)
@@ -143,7 +143,7 @@ def measure_answers(
 def _new_tokens(asking: Asking, task: TaskFile, context: int, longest: int) -> tuple[int, list[str]]:
     """Return the maximum answer length, and notes about it.
 
-    The length is as requested, else as in the task's rl phase, else what the questions leave room for.
+    The length is the requested one, else that of the task's rl phase, else what fits after the longest question.
     """
     if asked := asking.max_new_tokens or task.answer_tokens:
         return asked, []
@@ -156,8 +156,8 @@ def _new_tokens(asking: Asking, task: TaskFile, context: int, longest: int) -> t
 
 
 def _notes(num_too_long: int, num_cut: int) -> list[str]:
-    notes = [f"{num_too_long} questions do not fit the context and count as wrong."] if num_too_long else []
-    return notes + ([f"{num_cut} samples were truncated at --new-tokens."] if num_cut else [])
+    notes = [f"{num_too_long} questions do not fit in the context and count as wrong."] if num_too_long else []
+    return notes + ([f"{num_cut} samples were truncated at the maximum length (--new-tokens)."] if num_cut else [])
 
 
 def _scores(asking: Asking, right: np.ndarray) -> list[Score]:
@@ -202,7 +202,7 @@ def _draw(
     model: Decoder, tokenizer: Tokenizer, stop_ids: list[int], prompts: list[list[int]], may_call: list[bool],
     asking: Asking, new_tokens: int, notify: Callable[[str], None],
 ) -> list[list[Sample]]:  # fmt: skip
-    """Sample answers to each prompt. Draws depend only on the seed and the prompt's index, not on batching."""
+    """Sample answers to each prompt. The random draws depend on the seed and the prompt's index, not on batching."""
     n = asking.samples
     calculator = Calculator(tokenizer) if Calculator.fits(tokenizer) else None
     sampler = Sampler(
@@ -244,7 +244,7 @@ def file_of(task: RlTask) -> tuple[str, str]:
 
 
 def rl_task(rl: Rl, number: int, path: Path | None, *, at_most: int) -> tuple[TaskFile, int]:
-    """Return a task of the phase, and the number of questions skipped because they are not a single user message.
+    """Return one of the phase's tasks, and how many questions were skipped because they have more than one message.
 
     `path` is the file that `file_of` returned.
     """
@@ -262,7 +262,7 @@ def rl_task(rl: Rl, number: int, path: Path | None, *, at_most: int) -> tuple[Ta
         )
     plain = [entry for entry in entries if len(entry.messages) == 1]
     held_out = plain if task.val_file else [entry for entry in plain if is_held_out(_question(entry))]
-    # Shuffle the questions, so that the first ones are a fair sample.
+    # Shuffle the questions, so that the first ones are a representative sample.
     order = source("val", number).permutation(len(held_out))
     chosen = [held_out[int(place)] for place in order][:at_most]
     items: list[Item] = [

@@ -1,4 +1,4 @@
-"""Computes the nats of selected tokens, many rows at a time. Every evaluation that does not sample uses this.
+"""Computes the loss (in nats) of selected tokens, many rows at a time. All evaluations without sampling use this.
 
     rows of ids -> batched by similar length, padded on the right -> the model -> nats of the targets, in input order
 
@@ -45,7 +45,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Scored:
-    """The results for the targets of one row, in order."""
+    """The results for one row's targets, in order."""
 
     nats: NDArray[np.float64]
     is_likeliest: NDArray[np.bool_]  # empty unless requested
@@ -72,9 +72,9 @@ def score_rows(
     model: Decoder, rows: Iterable[Row], *, wants_likeliest: bool = False, tokens_at_a_time: int = 0,
     notify: Callable[[str], None] = lambda done: None,
 ) -> Iterator[Scored]:  # fmt: skip
-    """Yield the scores of each row.
+    """Yield the scores of each row, in input order.
 
-    `notify` is called after each batch, because on a slow machine many batches run before the first row is yielded.
+    `notify` reports progress after each batch, because many batches run before the first scores are yielded.
     """
     most = tokens_at_a_time or TOKENS_AT_A_TIME.get(model.device.type, _TOKENS_ELSEWHERE)
     if wants_likeliest:

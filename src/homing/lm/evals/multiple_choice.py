@@ -1,13 +1,13 @@
-"""Evaluates multiple choice and cloze tasks, by the probabilities that the model assigns to continuations.
+"""Evaluates multiple-choice and cloze tasks by the probabilities that the model assigns to continuations.
 
     beginning + end -> ids -> nats of the end alone
 
 acc        the right choice has the highest probability
 acc_norm   the same per character, because long choices tend to have lower probabilities (as in lm-eval)
-cloze      acc: each token of the end is the most likely one, so greedy decoding would produce the end; and perplexity
+cloze      acc: each token of the end is the most likely one, so greedy decoding would produce it; also perplexity
 
 Beginning and end are joined with a space, unless there is already whitespace between them. They are encoded together
-and split where the beginning alone would end, as in lm-eval. <|endoftext|> comes first, as before every document.
+and split where the beginning alone would end, as in lm-eval. <|endoftext|> is put first, as before every document.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def measure_choices(
 @dataclass(frozen=True)
 class Pair:
     row: Row
-    num_cut: int  # number of ids cut from the beginning because they did not fit the context
+    num_cut: int  # number of ids cut from the beginning because they did not fit in the context
 
 
 def pair_row(tokenizer: Tokenizer, begin: str, end: str, *, context: int) -> Pair:
@@ -59,7 +59,7 @@ def pair_row(tokenizer: Tokenizer, begin: str, end: str, *, context: int) -> Pai
 
 
 def _seamed(begin: str, end: str) -> tuple[str, str]:
-    """Put a space between the two texts, as part of the end, because tokenizers attach a space to the next word."""
+    """Separate the texts by whitespace at the start of the end, because tokenizers attach a space to the next word."""
     if begin and not begin[-1].isspace() and not end[0].isspace():
         end = f" {end}"
     spaces = len(begin) - len(begin.rstrip())
@@ -67,7 +67,7 @@ def _seamed(begin: str, end: str) -> tuple[str, str]:
 
 
 def _check_ends(task: TaskFile, items: list[Choice], made: list[list[Pair]], context: int) -> None:
-    """Raise DataError if an end alone does not fit the context; cutting an end would make the comparison unfair."""
+    """Raise DataError if an end alone does not fit in the context: truncating it would make the comparison unfair."""
     for item, pairs in zip(items, made, strict=True):
         if any(pair.row.is_target[0] for pair in pairs):
             raise DataError(

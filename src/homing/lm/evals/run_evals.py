@@ -25,7 +25,7 @@ __all__ = ["Chats", "How", "Subject", "What", "load_subject", "measure"]
 
 @dataclass(frozen=True)
 class Chats:
-    """Chat files or, if `data_dir` is set, the conversations that prep held out there for a chat phase."""
+    """Chat files or, if `data_dir` is set, the conversations in it that `homing prep` held out for a chat phase."""
 
     patterns: list[str]
     data_dir: Path | None = None

@@ -1,4 +1,4 @@
-"""Reads task files: JSON lines in common formats, one item per line, reporting every invalid line.
+"""Reads task files (JSON lines in common formats, one item per line), and reports invalid lines.
 
     choices   {"question" | "query" | "context" | "ctx" | "prompt": ..., "choices" | "endings" | "options": [...],
                "gold" | "label" | "answer" | "answerKey": number from 0, or the letter, or the choice itself}
@@ -7,7 +7,8 @@
     answers   {"question": ..., "answer": "... #### 18"}  or  {"prompt": ..., "answer": ...}
 
 The first line determines the format, and a line in a different format is invalid, because mixing formats is usually a
-mistake. A file with an invalid line is rejected; a figure for its other lines would be mistaken for the whole file's.
+mistake. A file with an invalid line is rejected, because a score for the other lines could be mistaken for the score of
+the whole file.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _MAX_LISTED = 20
 
 @dataclass(frozen=True)
 class Choice:
-    """Pairs of a beginning and an end, of which exactly one is correct. A cloze item has a single pair."""
+    """Pairs of a beginning and an end. Exactly one pair is correct. A cloze item has a single pair."""
 
     line: int
     pairs: list[tuple[str, str]]
@@ -63,12 +64,12 @@ class TaskFile:
 
     @property
     def asks_for_answers(self) -> bool:
-        """True if the model generates answers. Each kind of rl task is a form with its own grading."""
+        """True if the model must generate answers. Each kind of rl task is a separate form, graded in its own way."""
         return self.form not in ("choices", "cloze")
 
 
 def read_task(path: str, *, form: str = "", at_most: int = 0) -> TaskFile:
-    """Read a task file. If `form` is "", the first line determines it. Lines past `at_most` are checked too."""
+    """Read a task file. If `form` is "", the first line determines it. Lines after `at_most` are checked too."""
     source = find_sources([path], key="task").sources[0]
     items: list[Item] = []
     problems: list[str] = []
@@ -87,7 +88,7 @@ def read_task(path: str, *, form: str = "", at_most: int = 0) -> TaskFile:
         raise DataError(
             what=f"{path} cannot be used as a task: {faults} invalid." if problems else f"{path} has no lines.",
             why="\n".join(problems[:_MAX_LISTED] + more),
-            fix="Fix or remove these lines; docs/guides/eval.md describes the formats.",
+            fix="Correct the file; docs/guides/eval.md describes the formats.",
         )
     return TaskFile(Path(path).name, form, items[: at_most or None], file_sha256(Path(source.path)))
 
@@ -100,7 +101,7 @@ def _form_of(value: Any) -> str:
             return "cloze"
         if "answer" in value:
             return "answers"
-    raise Fault("no-form", f"no choices, continuation or answer; {_seen(value)}")
+    raise Fault("no-form", f"has no choices, continuation or answer; {_seen(value)}")
 
 
 def _fields(value: Any, form: str) -> dict[str, Any]:
@@ -122,7 +123,7 @@ def _read_choice(value: dict[str, Any], line: int) -> Choice:
         value = {**value, "choices": listed.get("text")}
     ends = _texts(value, _CHOICES, least=2)
     if labels and len(labels) != len(ends):
-        raise Fault("gold", f"{len(labels)} labels for {len(ends)} choices")
+        raise Fault("gold", f"has {len(labels)} labels for {len(ends)} choices")
     asked = _text(value, _ASKED, may_be_empty=True)
     return Choice(line, [(asked, end) for end in ends], _gold(value, ends, labels))
 
@@ -142,7 +143,7 @@ def _read_answer(value: dict[str, Any], line: int) -> Open:
         raise Fault("empty", "its answer has no letters or digits, so it cannot be checked")
     is_marked = ANSWER_MARK in given
     if is_marked and final_number(given) is None:
-        raise Fault("no-number", f"no number after {ANSWER_MARK}")
+        raise Fault("no-number", f"has no number after {ANSWER_MARK}")
     return Open(line, question, given, is_marked)
 
 
@@ -161,7 +162,7 @@ def _gold(value: dict[str, Any], choices: list[str], labels: list[str]) -> int:
 
 
 def _gold_number(value: dict[str, Any], choices: list[str], labels: list[str]) -> int:
-    """Return the index of the right choice, given as a number from 0, a letter, or the choice's text."""
+    """Return the index of the right choice, which the line gives as a number from 0, a letter, or the choice's text."""
     name = _one_of(value, _GOLD)
     given = value[name]
     if isinstance(given, str) and given.strip().isdecimal() and not labels and given not in choices:
@@ -175,7 +176,7 @@ def _gold_number(value: dict[str, Any], choices: list[str], labels: list[str]) -
         return letters.index(given)
     if isinstance(given, str) and choices.count(given) == 1:
         return choices.index(given)
-    raise Fault("gold", f"{name!r} is {given!r}: not the number, letter or text of a choice")
+    raise Fault("gold", f"{name!r} is {given!r}, which is not the number, letter or text of a choice")
 
 
 def _texts(value: dict[str, Any], names: tuple[str, ...], *, least: int) -> list[str]:
@@ -185,9 +186,9 @@ def _texts(value: dict[str, Any], names: tuple[str, ...], *, least: int) -> list
         raise Fault("wrong-type", f"{name!r} is not a list of at least {least} texts")
     for number, text in enumerate(listed, 1):
         if not isinstance(text, str):
-            raise Fault("wrong-type", f"{name!r}: number {number} is {_kind(text)}, not text")
+            raise Fault("wrong-type", f"{name!r}: item {number} is {_kind(text)}, not text")
         if not text.strip():
-            raise Fault("empty", f"{name!r}: number {number} is empty")
+            raise Fault("empty", f"{name!r}: item {number} is empty")
     return listed
 
 
@@ -204,7 +205,7 @@ def _text(value: dict[str, Any], names: tuple[str, ...], *, may_be_empty: bool =
 def _one_of(value: dict[str, Any], names: tuple[str, ...]) -> str:
     found = [name for name in names if name in value]
     if not found:
-        raise Fault("missing", f"no {' or '.join(names)}; {_seen(value)}")
+        raise Fault("missing", f"has no {' or '.join(names)}; {_seen(value)}")
     if len(found) > 1 and names == _GOLD:
         raise Fault("twice", f"has both {found[0]!r} and {found[1]!r}; keep one")
     return found[0]

@@ -4,8 +4,8 @@
 
 Every token of the text is predicted once: the first from the <|endoftext|> before the document, each later one with at
 least `window - stride` tokens of context if the text has them. <|endoftext|> itself has no bytes and is never
-predicted. So the result is slightly lower than that of the trainer, whose rows may begin anywhere in a document and
-therefore give their first tokens little context.
+predicted. The result is slightly lower than the trainer's, because the trainer's rows may begin anywhere in a document,
+so that their first tokens have little context.
 
 The units are stretches of text of a fixed number of bytes, and a token belongs to the stretch in which it begins. The
 stretches are the same for every tokenizer, so that models with different tokenizers can be compared stretch by stretch.
@@ -36,7 +36,7 @@ from homing.wire import file_names
 
 __all__ = ["LARGEST_WINDOW", "STRETCH_BYTES", "Text", "held_out_text", "measure_text", "text_in_files"]
 
-LARGEST_WINDOW = 2048  # default limit on the window, because longer ones change the result little and cost a lot
+LARGEST_WINDOW = 2048  # default limit on the window: longer windows hardly change the result but cost a lot
 STRETCH_BYTES = 2048
 
 
@@ -68,7 +68,7 @@ def text_in_files(patterns: Sequence[str], *, text_field: str = "text") -> Text:
 
 
 def held_out_text(data_dir: Path, run_name: str) -> Text:
-    """Return the text that `prep` held out for a run, decoded, so that other models can be evaluated on it."""
+    """Return the text that `homing prep` held out for a run, decoded, so that other models can be evaluated on it."""
     manifest = read_manifest(data_dir)
     split = open_split(data_dir, manifest, "val")
     tokenizer = load_tokenizer(data_dir / file_names.TOKENIZER)
@@ -84,7 +84,7 @@ def held_out_text(data_dir: Path, run_name: str) -> Text:
 def has_data(data_dir: Path, manifest_sha256: str) -> bool:
     """Return whether `data_dir` contains exactly the run's data.
 
-    Otherwise, the run may have been trained on text that is held out there.
+    If it does not, the run may have been trained on text that is held out there.
     """
     path = data_dir / file_names.MANIFEST
     return path.is_file() and (not manifest_sha256 or file_sha256(path) == manifest_sha256)
@@ -104,7 +104,7 @@ def measure_text(
         sums.add(scored.nats)
     if not sums.num_tokens:
         raise DataError(
-            what=f"Nothing to evaluate in {text.name}.", why="It has no text.", fix="Use a different text: --text FILE"
+            what=f"{text.name} has nothing to evaluate.", why="It has no text.", fix="Use a different text: --text FILE"
         )
     nats, text_bytes, tokens = sums.columns()
     what = f"{len(nats):,} stretches of {STRETCH_BYTES:,} bytes"
@@ -123,7 +123,7 @@ def measure_text(
 
 
 class _Sums:
-    """Sums up nats, bytes and tokens of each stretch. Scores must be added in the order in which rows were yielded."""
+    """Adds up the nats, bytes and tokens in each stretch. Add scores in the order in which `rows` yielded the rows."""
 
     def __init__(self, token_bytes: Sequence[int]) -> None:
         self._token_bytes = np.array(token_bytes, dtype=np.int64)

@@ -1,7 +1,7 @@
 """Writes an export to a temporary folder that is renamed only after the export passes its check.
 
-So an export is either complete or does not exist. Only a folder that contains an export can be replaced, so a mistake
-such as `--out ~` never deletes other files.
+An export therefore is either complete or does not exist. Only a folder that contains an export can be replaced, so a
+mistake such as `--out ~` never deletes other files.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ def new_folder(out: Path, *, force: bool = False) -> Iterator[Path]:
 def _let_others_read(folder: Path) -> None:
     """Set the permissions of all files to 0644.
 
-    safetensors creates files that only the owner can read, so a server that runs as a different user could not open
-    them.
+    safetensors creates files that only the owner can read. A server that runs as a different user could not open them.
     """
     for path in folder.rglob("*"):
         if path.is_file():

@@ -1,8 +1,8 @@
 """Verifies an export with third-party software before it is published.
 
-    logits     the exported model in transformers against the trainer's decoder, on random ids and on text
-    ids        the tokenizer of transformers against homing's, on difficult texts
-    chats      apply_chat_template against homing's renderer, on random conversations
+    logits     compares the exported model in transformers with the trainer's decoder, on random ids and on text
+    ids        compares transformers' tokenizer with homing's, on difficult texts
+    chats      compares apply_chat_template with homing's renderer, on random conversations
 
 The expected logits are computed first, so that the two models need not be in memory at the same time.
 """
@@ -33,7 +33,7 @@ MOST_GAP = 1e-3  # maximum difference between logits if both models compute in f
 NUM_ROWS, ROW = 4, 64
 NUM_CHATS = 40
 QWEN2_NOTE = (
-    "AutoTokenizer of transformers 5 splits digits in every qwen2 folder as Qwen2 does, which is wrong for this "
+    "For every qwen2 model, AutoTokenizer in transformers 5 splits digits as Qwen2 does, which is wrong for this "
     "model. Load its tokenizer with PreTrainedTokenizerFast.from_pretrained; llama.cpp and homing load it correctly."
 )
 _WORDS = ["Hello", "name", "zwölf", "42", "  two  spaces", "tabs\tand\nlines", "日本語", "🙂", "What's", "?", "x=1;"]
@@ -44,8 +44,8 @@ class Proof:
     reader: str  # the package that opened the export, with its version
     max_gap: float  # largest difference between a logit and its expected value
     num_logit_rows: int
-    num_texts: int  # number of texts with equal ids
-    num_chats: int  # number of chats with equal ids; 0 without a template
+    num_texts: int  # number of texts that both tokenizers encode to the same ids
+    num_chats: int  # number of chats that both encode to the same ids; 0 without a template
     note: str = ""  # something that users of the export must know
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Expected:
 
 @torch.no_grad()
 def expect(opened: Opened, dtype: torch.dtype) -> Expected:
-    """Compute the expected logits, with weights rounded to `dtype`, because the user chose that rounding."""
+    """Compute the expected logits, with the weights rounded to `dtype`, because the export rounds them on purpose."""
     model = opened.model
     vocab_size, length = opened.tokenizer.vocab_size, min(ROW, model.shape.context)
     generator = torch.Generator().manual_seed(7)
@@ -92,7 +92,7 @@ def _logits(model: Decoder, ids_RT: Tensor) -> Tensor:
 def prove(
     opened: Opened, folder: Path, expected: Expected, *, open_model: Callable[[Path], Any] | None = None
 ) -> Proof:
-    """Compare the export with the trainer's model; raises IntegrityError at the first difference."""
+    """Compare the export with the trainer's model. Raises IntegrityError at the first difference."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -104,9 +104,9 @@ def prove(
     gap = float((logits_RTV - expected.logits_RTV).abs().max())
     if not gap <= MOST_GAP:  # also true for NaN
         raise _failed(
-            "logits", f"those of transformers differ from the trainer's by {gap:.3g}; the maximum is {MOST_GAP:g}."
+            "logits", f"transformers' logits differ from the trainer's by {gap:.3g}; at most {MOST_GAP:g} is allowed."
         )
-    # Without these settings, transformers would ask the user before running the modeling file and access the Hub.
+    # Without these settings, transformers would ask before running the modeling file, and would access the Hub.
     known = {"trust_remote_code": _has_own_code(folder), "local_files_only": True}
     tokenizer, note = transformers.AutoTokenizer.from_pretrained(folder, **known), ""
     odd = _read_otherwise(opened, tokenizer)
@@ -126,9 +126,9 @@ def need_template(opened: Opened) -> None:
     if opened.was_taught_turns and opened.template is None:
         raise IntegrityError(
             what=f"{opened.folder} has no chat template, so its export would differ from the trained model.",
-            why=f"Its phase {opened.card.phase} trained on chats, but neither {file_names.CHAT_TEMPLATE} nor"
+            why=f"The {opened.card.phase} phase trained it on chats, but neither {file_names.CHAT_TEMPLATE} nor"
             f" {file_names.TOKENIZER_CONFIG} defines a template.",
-            fix=f"Copy the file with the template to that folder: {template_owner(opened.card)}",
+            fix=f"Copy the file that contains the template to that folder: {template_owner(opened.card)}",
         )
 
 
@@ -161,9 +161,9 @@ def _open(folder: Path) -> Any:
 
 
 def _compare_chats(opened: Opened, tokenizer: Any) -> int:
-    """Compare ids on random chats and return the number compared.
+    """Compare token ids on random chats; return how many chats had equal ids.
 
-    If the template rejects a chat, both implementations must reject it.
+    If the template rejects a chat in one implementation, the other must reject it too.
     """
     if opened.template is None:
         return 0
@@ -180,7 +180,7 @@ def _compare_chats(opened: Opened, tokenizer: Any) -> int:
         # A template that rewrites earlier turns gives one example per answer, and the last one contains all turns.
         ours = [int(i) for i in examples[-1].ids] if examples else None
         if ours != upstream:
-            raise _failed("chats", f"the template gives different ids for {messages[0]['content'][:40]!r}.")
+            raise _failed("chats", f"the ids differ for the chat that begins with {messages[0]['content'][:40]!r}.")
         same += ours is not None
     if opened.was_taught_turns and not same:
         raise _failed("chats", "the template rejects every test chat, so none could be compared.")
@@ -210,5 +210,5 @@ def _failed(what: str, why: str) -> IntegrityError:
     return IntegrityError(
         what=f"The export differs from the trained model: its {what} differ.",
         why=why,
-        fix="No export was written, and the original folder is unchanged. Please report this with the line above.",
+        fix="Please report this with the line above. No export was written, and the original folder is unchanged.",
     )

@@ -1,4 +1,4 @@
-"""Makes one export, from the request to a complete, verified and documented folder."""
+"""Runs one export, from the request to a complete, verified and documented folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Order:
     facts: Facts
     dtype: str = ""  # dtype of an hf or merged export; "" keeps the dtype of the stored weights
     gguf_type: str = "f16"
-    base: Path | None = None  # base weights of an adapter whose checkpoint does not record them
+    base: Path | None = None  # base weights of the adapter, if its checkpoint does not record them
     force: bool = False
 
 
@@ -52,7 +52,7 @@ class Made:
 
 def export(order: Order, notify: Notify = lambda text: None) -> Made:
     if order.kind not in KINDS:
-        raise UsageError(f"Unknown export format: {order.kind!r}", f"Known: {', '.join(KINDS)}.", "Use --to hf")
+        raise UsageError(f"Unknown export format: {order.kind!r}", f"Known formats: {', '.join(KINDS)}.", "Use --to hf")
     # Create the folder first, so that the command fails at once if --out already exists, not after minutes of loading.
     with new_folder(order.out, force=order.force) as temporary:
         notify(f"opening {order.folder}")

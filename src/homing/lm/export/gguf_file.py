@@ -4,10 +4,10 @@
 
 F32 is exact, F16 rounds matrices, and Q8_0 stores each block of 32 numbers as one scale and 32 bytes. Norms and biases
 stay F32 in all three types. For Llama, llama.cpp applies RoPE to adjacent channel pairs, whereas homing pairs the two
-halves of a head, so the rows of queries and keys are reordered. For Qwen they are not. Finally, the whole file is
-read back and compared.
+halves of a head, so the rows of the query and key weights are reordered. For Qwen they are not. Finally, the whole
+file is read back and compared.
 
-`modelfile` makes the Modelfile that `ollama create` reads, next to the GGUF. Ollama's templates are in Go, not Jinja.
+`modelfile` returns the text of the Modelfile that `ollama create` reads. Ollama's templates are in Go, not Jinja.
 Two Jinja templates are recognized by their output and translated: ChatML, with or without a begin-of-text token, and
 Llama 3's. For any other template, the Modelfile contains none, because Ollama derives one from the GGUF.
 """
@@ -75,17 +75,17 @@ def write_gguf(opened: Opened, path: Path, kind: str, *, name: str) -> Written:
 
 def _check(folder: Path, shape: Model, kind: str) -> None:
     if kind not in KINDS:
-        raise UsageError(f"Unknown GGUF type: {kind!r}", f"Known: {', '.join(KINDS)}.", "Use --type f16")
+        raise UsageError(f"Unknown GGUF type: {kind!r}", f"Known types: {', '.join(KINDS)}.", "Use --type f16")
     if shape.family == SWIFT:
         raise UsageError(
             what="A swift model cannot be exported as GGUF.",
-            why="llama.cpp does not support this architecture; homing and transformers (with its modeling file) do.",
+            why="llama.cpp does not support this architecture; homing and transformers (with the exported code) do.",
             fix=f"Use homing export {folder} --to hf, or train with model.family: stock",
         )
 
 
 def _fields(opened: Opened, kind: str, name: str) -> dict[str, Field]:
-    """Return all keys of the file and their values, both for writing and for the comparison."""
+    """Return the file's keys and values, which are written first and compared when the file is read back."""
     from gguf import Keys
 
     shape, tokenizer_info = opened.model.shape, gguf_tokens(opened)
@@ -126,7 +126,7 @@ def _fields(opened: Opened, kind: str, name: str) -> dict[str, Field]:
 
 def _add(writer: Any, key: str, value: Field) -> None:
     match value:
-        case bool():  # the case bool must come before int, because bool is a subclass of int
+        case bool():  # this case must come before int, because bool is a subclass of int
             writer.add_bool(key, value)
         case int():
             writer.add_uint32(key, value)
@@ -139,7 +139,7 @@ def _add(writer: Any, key: str, value: Field) -> None:
 
 
 def tensors_for_gguf(opened: Opened, kind: str) -> dict[str, tuple[Array, Any]]:
-    """Return all tensors by their name in llama.cpp, each as the bytes stored in the file and their type."""
+    """Return all tensors by their llama.cpp name, each as the bytes stored in the file and their type."""
     import gguf
 
     shape = opened.model.shape
@@ -203,7 +203,7 @@ def read_back(path: Path, fields: dict[str, Field], stored: dict[str, tuple[Arra
         raise IntegrityError(
             what="The GGUF file differs from what was written.",
             why=f"These entries differ: {', '.join(odd[:8])}.",
-            fix="The file was deleted. Install the versions in constraints.txt: pip install -c constraints.txt gguf",
+            fix="Install the tested version: pip install -c constraints.txt gguf   The faulty file was deleted.",
         )
 
 
@@ -237,16 +237,16 @@ def modelfile(opened: Opened, gguf_name: str) -> str:
     by_id = {number: name for name, number in opened.tokenizer.specials.items()}
     lines += [f"PARAMETER stop {json.dumps(by_id[number])}" for number in opened.end_ids() if number in by_id]
     if not opened.is_chat:
-        # The input of a base model is the beginning of a text.
+        # A base model is prompted with the beginning of a text.
         return "\n".join([*lines, 'TEMPLATE """{{ .Prompt }}"""', ""])
     template = _in_go(opened)
     if template is None:
-        return "\n".join([*lines, "# The chat template is the GGUF's own; Ollama reads it from there.", ""])
+        return "\n".join([*lines, "# Ollama uses the chat template in the GGUF file.", ""])
     return "\n".join([*lines, f'TEMPLATE """{template}"""', ""])
 
 
 def _in_go(opened: Opened) -> str | None:
-    assert opened.template is not None, "a chat model has a template"
+    assert opened.template is not None, "a chat model must have a template"
     marks: Sequence[str] = ("", *opened.tokenizer.specials)
     try:
         rendered = opened.template.render(_PROBE, add_generation_prompt=True)

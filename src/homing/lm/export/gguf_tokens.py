@@ -3,8 +3,8 @@
 llama.cpp identifies split patterns by name. homing uses GPT-4's pattern, which llama.cpp calls `dbrx`. Llama 3 has the
 same pattern, but its name, `llama-bpe`, also makes llama.cpp put <|begin_of_text|> before each text and take whole
 words from the vocabulary without merging. Llama 3's tokenizer requests this (`ignore_merges`), but homing's does not.
-If llama.cpp has no name for a split pattern, the export fails. Otherwise llama.cpp would open the file, but split every
-third word differently.
+If llama.cpp has no name for a split pattern, the export fails. Otherwise, llama.cpp would open the file but split about
+one word in three differently.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def write_tokenizer(opened: Opened, folder: Path) -> None:
     """Copy tokenizer.json unchanged, and write the files next to it, including the chat template."""
     shutil.copyfile(opened.folder / file_names.TOKENIZER, folder / file_names.TOKENIZER)
     config = {**_own_tokens(opened), **opened.tokenizer_config}
-    # Put the template into tokenizer_config.json, for older readers. If there is a list of named templates, keep it.
+    # Put the template into tokenizer_config.json too, for older software. A list of named templates is kept.
     if opened.template is not None and not isinstance(config.get("chat_template"), list):
         config["chat_template"] = opened.template.source
     if opened.is_chat:
@@ -111,7 +111,7 @@ def write_adapter(opened: Opened, folder: Path, base: Path) -> None:
     if (base / file_names.ADAPTER).is_file():
         raise UsageError(
             what=f"{opened.folder} is an adapter on top of another adapter.",
-            why=f"{base} contains no full weights, so peft could not load what this adapter was trained on.",
+            why=f"{base} contains no full weights, so peft could not load the model that this adapter was trained on.",
             fix=f"Merge it instead: homing export {shlex.quote(str(opened.folder))} --to merged",
         )
     save_tensors({name: t.contiguous() for name, t in lora_tensors(opened.model).items()}, folder / file_names.ADAPTER)
@@ -125,7 +125,7 @@ def write_adapter(opened: Opened, folder: Path, base: Path) -> None:
 
 
 def _repository(opened: Opened, address: str) -> tuple[str, str, str]:
-    """Split the base's address into OWNER/NAME, "@" and commit; return empty strings if it is not open weights."""
+    """Split the base's address into OWNER/NAME, "@" and commit; return empty strings if it is not a Hub model."""
     parts = address.removeprefix("hf:").partition("@")
     try:
         config = json.loads((opened.folder / file_names.ADAPTER_CONFIG).read_text(encoding="utf-8"))
@@ -136,13 +136,13 @@ def _repository(opened: Opened, address: str) -> tuple[str, str, str]:
 
 
 def open_with_peft(base: Path) -> Any:
-    """Return a function for `check_export.prove` that opens an adapter folder on top of these base weights."""
+    """Return a function for `check_export.prove` that opens an adapter folder on top of the weights in `base`."""
     try:
         from peft import PeftModel
     except ImportError as exc:
         raise UsageError(
-            what="Checking an adapter needs peft, which is not installed.",
-            why="homing loads every exported adapter with peft before it finishes.",
+            what="Exporting an adapter needs peft, which is not installed.",
+            why="homing checks every exported adapter by loading it with peft.",
             fix=pip_install("export"),
         ) from exc
     from transformers import AutoModelForCausalLM

@@ -1,6 +1,6 @@
 """Writes the model card, a README.md that contains only information from the model's records.
 
-It has front matter for the Hub, then data, phases, cost, evaluation, how the export was checked, and how to use it.
+The card has front matter for the Hub, followed by data, phases, cost, evaluation, checks, and instructions for use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from homing.wire.run_json import Phase, Run
 
 __all__ = ["LISTED", "Facts", "write_card"]
 
-# The license names that the Hub lists. The Hub rejects a card with any other license name unless it declares `other`.
+# The license names that the Hub lists. The Hub rejects a card with any other license name unless it says `other`.
 LISTED = frozenset(
     (
         *(
@@ -81,14 +81,14 @@ def write_card(
         "## How it was made",
         *_making(run, manifest),
         "## Cost",
-        facts.cost or "No receipt is stored with these weights.",
+        facts.cost or "The cost is not recorded with these weights.",
         "## Evaluation",
         _evaluation(facts, manifest),
         "## Licence",
         facts.licence or "Not specified. Set it with `homing export --licence NAME`.",
-        "## Checked before it was written",
+        "## Checks before publication",
         "\n".join(f"- {sentence[:1].upper()}{sentence[1:]}" for sentence in checked),
-        "## Use it",
+        "## How to use it",
         _usage(opened, kind),
         *([f"Note: {note}"] if note else []),
     ]
@@ -110,8 +110,8 @@ def _front_matter(opened: Opened, facts: Facts, run: Run | None, kind: str) -> s
 
 def _opening(opened: Opened, facts: Facts, kind: str) -> str:
     shape = opened.model.shape
-    what = "An adapter for" if kind == "adapter" else "A"
-    what += f" {shape.arch} decoder of {format_count(sum(count_params(shape).values()))} parameters"
+    what = "An adapter for a" if kind == "adapter" else "A"
+    what += f" {shape.arch} decoder with {format_count(sum(count_params(shape).values()))} parameters"
     seen = f"{shape.num_layers} layers, width {shape.width}, context {shape.context:,}, vocabulary {shape.vocab_size:,}"
     if opened.is_chat:
         talks = "It is a chat model."
@@ -124,15 +124,15 @@ def _opening(opened: Opened, facts: Facts, kind: str) -> str:
 
 def _making(run: Run | None, manifest: CheckpointManifest | None) -> list[str]:
     if run is None:
-        return ["These weights have no record of their training."]
+        return ["No record of their training is stored with these weights."]
     lines = [f"- run: `{run.id or run.name}`" + (f", {manifest.phase} step {manifest.step:,}" if manifest else "")]
     if run.base is not None:
         lines.append(f"- started from open weights: `{run.base.address}`" + _licence_of(run))
     if run.data.manifest_sha256:  # a run without a pretrain phase may have no text
         amount = f"{run.data.num_train_tokens:,} tokens, manifest `{run.data.manifest_sha256[:16]}`"
-        lines.append(f"- data of the run: {amount}")
-    lines.append(f"- tokenizer: `{run.data.tokenizer_sha256[:16]}`, vocabulary of {run.model.vocab_size:,}")
-    lines.append(f"- seed {run.seed}, code {run.code_version or 'of unknown version'}")
+        lines.append(f"- text data of the run: {amount}")
+    lines.append(f"- tokenizer: `{run.data.tokenizer_sha256[:16]}`, {run.model.vocab_size:,} tokens in the vocabulary")
+    lines.append(f"- seed {run.seed}, code version {run.code_version or 'unknown'}")
     if manifest is not None and manifest.lineage:
         return ["\n".join(lines), _lineage(manifest)]
     table = ["| phase | method | steps | tokens per step | optimizer | rate |", "|---|---|---|---|---|---|"]
@@ -176,13 +176,13 @@ def _evaluation(facts: Facts, manifest: CheckpointManifest | None) -> str:
         rows.append(("held-out bits per byte", f"{manifest.val_bits_per_byte:.4f}"))
     rows += list(facts.evaluation)
     if not rows:
-        return "No results are stored with these weights."
+        return "No evaluation results are stored with these weights."
     return "\n".join(["| figure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
 def _usage(opened: Opened, kind: str) -> str:
     if kind in ("gguf", "ollama"):
-        return "`ollama create NAME -f Modelfile && ollama run NAME`, or any program built on llama.cpp."
+        return "Run `ollama create NAME -f Modelfile && ollama run NAME`, or use any program built on llama.cpp."
     if kind == "adapter":
         return (
             "```python\nfrom peft import AutoPeftModelForCausalLM\n\n"
@@ -200,7 +200,7 @@ def _with_lm_eval(opened: Opened, trust: str) -> str:
     """Return instructions for evaluating the model with lm-eval.
 
     lm-eval itself puts the begin-of-text token before each text of a rolling task. Unless configured otherwise, it also
-    lets the tokenizer add one. The text would begin with two such tokens, which never occurred in training.
+    lets the tokenizer add one. The text would then begin with two such tokens, which never occurred in training.
     """
     if not adds_bos(opened):
         return f"lm-eval: `lm_eval --model hf --model_args pretrained=.{trust} --tasks wikitext`"

@@ -48,7 +48,7 @@ class Opened:
 
     @property
     def is_chat(self) -> bool:
-        """True if the model was trained on chat.
+        """True if the model was trained on chats.
 
         Third-party weights count as chat models if they have a template, because base models have none.
         """

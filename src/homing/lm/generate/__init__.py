@@ -1,4 +1,4 @@
-"""Generation: load a checkpoint, sample from it, chat with it.
+"""Loads a checkpoint, samples text from it, and chats with it.
 
 load_model      a checkpoint, an export or any model folder -> model and tokenizer, checked against its manifest
 load_adapter    an adapter's checkpoint -> its base weights with the adapter merged in

@@ -1,4 +1,4 @@
-"""Generates text with the sampler: completions of a prompt, and answers in a conversation.
+"""Generates text by sampling: continuations of a prompt, and answers in a conversation.
 
 A base model was trained on documents, each preceded by <|endoftext|>, so a prompt is the beginning of a document. After
 SFT, a model has been trained on ChatML turns and ends each of its turns with <|im_end|>:
@@ -28,7 +28,7 @@ from homing.wire.run_json import Sampling
 __all__ = ["ChatTurns", "complete", "decode_stream", "sample_texts", "write_samples"]
 
 _GREETING = "Hello! Who are you?"  # default prompt for chat samples, if the run file does not set any
-_HALF = "\ufffd"  # U+FFFD, to which incomplete characters and invalid bytes decode
+_HALF = "\ufffd"  # U+FFFD, which replaces incomplete characters and invalid bytes in decoded text
 # Maximum number of tokens to hold back: a UTF-8 character has at most four bytes, and at least one is still missing.
 _MOST_BEFORE = 3
 
@@ -125,7 +125,7 @@ def sample_texts(
     model: Decoder, tokenizer: Tokenizer, sampling: Sampling, *, seed: int, is_chat: bool = False,
     notify: Callable[[str], None] = warn,
 ) -> list[tuple[str, str]]:  # fmt: skip
-    """Return (prompt, generated text) pairs. Without prompts, generate one text from an empty prompt, or one answer.
+    """Return (prompt, generated text) pairs. Without prompts, use an empty prompt, or a greeting for a chat model.
 
     `notify` is called with a warning if generation is slower than it should be.
     """

@@ -91,7 +91,7 @@ def _beginning(run: Run, phase: Phase) -> Phase:
 
 
 def find_base(checkpoint: Path, run: Run, phase: Phase) -> Path:
-    """Return the folder of the base weights; raises DataError listing every place that was tried."""
+    """Return the folder with the base weights of an adapter. Raises DataError listing every place that was searched."""
     run_dir = checkpoint.parents[2] if len(checkpoint.parents) > 2 else checkpoint
     base_dir = read_base_record(checkpoint)[1]
     candidates = [(run_dir / base_dir).resolve()] if base_dir else []

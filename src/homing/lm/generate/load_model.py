@@ -5,7 +5,7 @@
     exports and third-party models    the same, but hashes are checked only if they were recorded
     adapters (LoRA)                   the same, then merge the adapter into its base weights (`load_adapter`)
 
-A folder without a tokenizer is rejected: with another tokenizer the model would run, but every word would be wrong.
+A folder without a tokenizer is rejected: with a different tokenizer, the model would run but produce garbage.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def load_for_use(
 ) -> tuple[Decoder, Tokenizer]:
     """Load model and tokenizer.
 
-    `base` is the folder of an adapter's base weights, needed if the checkpoint does not record it.
+    `base` is the folder with an adapter's base weights. It is needed only if the checkpoint does not record it.
     """
     folder = Path(checkpoint_dir)
     where = pick_device(device)
@@ -154,8 +154,8 @@ def template_owner(card: Card) -> str:
     if card.run is None:
         return f"{file_names.CHAT_TEMPLATE}, or {file_names.TOKENIZER_CONFIG}, that came with these weights"
     if card.run.base is not None:
-        return f"{file_names.CHAT_TEMPLATE}, or {file_names.TOKENIZER_CONFIG}, of {card.run.base.address}"
-    return f"{file_names.TOKENIZER_CONFIG} of the run's data, which homing prep {card.run.name} creates"
+        return f"{file_names.CHAT_TEMPLATE}, or {file_names.TOKENIZER_CONFIG}, from {card.run.base.address}"
+    return f"{file_names.TOKENIZER_CONFIG} in the run's data folder, which homing prep {card.run.name} creates"
 
 
 def _how_to_get_tokenizer(folder: Path) -> str:
@@ -164,7 +164,7 @@ def _how_to_get_tokenizer(folder: Path) -> str:
         return f"Copy the {file_names.TOKENIZER} that came with these weights to {folder}."
     note = f" (its sha256 is {run.data.tokenizer_sha256})" if run.data.tokenizer_sha256 else ""
     return (
-        f"homing fetch {run.name} fetches it with the checkpoint; "
+        f"Fetch it together with the checkpoint (homing fetch {run.name}), "
         f"or copy {Path(run.data.dir) / file_names.TOKENIZER}{note} to {folder}."
     )
 
@@ -177,7 +177,7 @@ def verify_files(folder: Path, card: Card) -> None:
     listed = {file.name: file for file in manifest.files}
     described_by = file_names.RUN if (folder / file_names.RUN).is_file() else CONFIG
     whole_or_adapter = (file_names.WEIGHTS, file_names.ADAPTER, file_names.ADAPTER_CONFIG)
-    # Include listed files that are missing. Without its config, an adapter could be merged into the wrong base weights.
+    # Also check listed files that are missing: without its config, an adapter could be merged into the wrong weights.
     weights = [name for name in whole_or_adapter if name in listed or (folder / name).is_file()]
     if not weights:
         weights = [INDEX, *sorted(path.name for path in folder.glob("model-*.safetensors"))]
@@ -209,7 +209,7 @@ def _check_vocabulary(card: Card, tokenizer: Tokenizer) -> None:
         raise DataError(
             what="The tokenizer does not match the weights.",
             why=f"{path} has {tokenizer.vocab_size:,} tokens, but "
-            f"{card.folder / file_names.WEIGHTS} has {card.shape.vocab_size:,}.",
+            f"{card.folder / file_names.WEIGHTS} expects {card.shape.vocab_size:,}.",
             fix=_how_to_get_tokenizer(card.folder),
         )
     if card.tokenizer_sha256 and (found := file_sha256(path)) != card.tokenizer_sha256:
@@ -230,7 +230,8 @@ def _check_size(card: Card, files: WeightFiles) -> None:
     if num_params > num_bytes:
         raise DataError(
             what="The weights do not fit the model.",
-            why=f"The model has {num_params:,} parameters, but the weights in {card.folder} have {num_bytes:,} bytes.",
+            why=f"The model has {num_params:,} parameters, but the weights in {card.folder} have "
+            f"only {num_bytes:,} bytes.",
             fix="Use the run.json or config.json that belongs to these weights.",
         )
 

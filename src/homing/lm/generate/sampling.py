@@ -37,7 +37,7 @@ from homing.lm.model.attention import RowCache
 
 __all__ = ["WORTH", "Reader", "fit_window", "generate", "pick", "warn"]
 
-warn = logging.getLogger(__name__).warning  # default receiver of warnings
+warn = logging.getLogger(__name__).warning  # default value of `notify`
 
 
 def generate(
@@ -84,7 +84,7 @@ def _generate(
 
 
 def fit_window(ids: list[int], context: int) -> list[int]:
-    """Return all ids if they fit into the context, else only the last ones, to fill half of it."""
+    """Return all ids if they fit in the context, else only as many of the last ids as fill half of it."""
     return ids if len(ids) <= context else ids[-max(1, context // 2) :]
 
 
@@ -121,13 +121,13 @@ def _check(prompt_ids: Sequence[int], num_tokens: int, temperature: float, top_k
 
 
 # Capture a graph only if at least this many ids remain. Capturing runs a step a few times, waits for the GPU and frees
-# unused memory, so it takes longer than it saves for a few ids. Measured for the model sizes in `pays` of
-# benchmarks/gpu/decode.py.
+# unused memory, so for only a few ids it takes longer than it saves. Measured with
+# benchmarks/gpu/decode.py (column `pays`).
 WORTH = 5
 
 
 class Reader:
-    """Reads one text. A reader must be closed, because its CUDA graphs occupy memory that nothing else can use."""
+    """Reads one text into a cache. Must be closed, because its CUDA graphs occupy memory that nothing else can use."""
 
     def __init__(self, model: Decoder, *, capacity: int, notify: Callable[[str], None]) -> None:
         self._model, self.length = model, 0

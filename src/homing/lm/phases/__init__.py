@@ -1,6 +1,6 @@
-"""Defines how the kinds of phases differ: which rows they train on, and how they are evaluated. One file per kind.
+"""Defines the kinds of training phases, one per file: which rows each kind trains on, and how it is evaluated.
 
-PHASES    kind of data -> the class for such a phase, imported on first use
+PHASES    kind of data -> the class that trains on it, imported on first use
 METHODS   which weights are trained: all of them, or adapters on top of frozen ones
 """
 
@@ -43,7 +43,7 @@ class PhaseWork(Protocol):
     ) -> Batches:
         """Return this rank's part of each step's batch, starting at row `first_row`.
 
-        `first_row` alone determines the batches; the data has no other state.
+        `first_row` is all that resuming needs: the data has no other state.
         """
         ...
 
@@ -83,7 +83,7 @@ def _own_folder(data: PhaseData, run_dir: Path) -> Path:
         raise DataError(
             what=f"The data in {folder} has changed since run.json was written.",
             why=f"sha256 of {file_names.MANIFEST} now: {found}. "
-            f"sha256 in run.json: {data.manifest_sha256 or 'none, as no data had been prepared'}.",
+            f"sha256 in run.json: {data.manifest_sha256 or 'none, because no data had been prepared'}.",
             fix="Prepare the data again (homing prep RUN), then start over: homing train RUN --fresh",
         )
     return folder
@@ -96,7 +96,7 @@ def check_phases(phases: list[Phase]) -> None:
         raise UsageError(
             what="This version of homing cannot run these phases." if problems else "The run has no phases.",
             why="\n".join(problems),
-            fix="Change the list phases: in the run file.",
+            fix="Change the phases: list in the run file.",
         )
     kinds = [phase.kind for phase in phases]
     if len(set(kinds)) != len(kinds):

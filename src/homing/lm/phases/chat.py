@@ -29,7 +29,7 @@ __all__ = ["Chat"]
 _EVAL_TOKENS_AT_A_TIME = {"cuda": 32768, "mps": 8192, "cpu": 4096}
 _REPORT_EVERY_S = 20.0
 # Rows are packed with the longest conversations first, so evaluating only the first rows would be biased. Therefore
-# validation rows are shuffled too, with this fixed seed.
+# the validation rows are shuffled too, with this fixed seed.
 _VAL_SEED = 0
 
 
@@ -46,7 +46,7 @@ class Chat:
         manifest = read_manifest(data_dir)
         if run.data.tokenizer_sha256 and manifest.tokenizer_sha256 != run.data.tokenizer_sha256:
             raise DataError(
-                what=f"The conversations in {data_dir} were encoded with another tokenizer.",
+                what=f"The conversations in {data_dir} were encoded with a different tokenizer.",
                 why=f"That tokenizer has the sha256 {manifest.tokenizer_sha256[:12]}..., but the run uses "
                 f"{run.data.tokenizer_sha256[:12]}...",
                 fix="Prepare the conversations again: homing prep RUN",
@@ -55,8 +55,8 @@ class Chat:
         if not self._rows.num_rows():
             raise DataError(
                 what=f"There are no conversations to train on in {data_dir}.",
-                why="No conversation is usable, or all of them are held out.",
-                fix="See what is wrong with each line: homing data check",
+                why="Either no conversation is usable, or all of them are held out for evaluation.",
+                fix="Find out what is wrong with each line: homing data check",
             )
         held_out = manifest.splits.get("val")
         self.can_evaluate = held_out is not None and held_out.num_documents > 0
@@ -75,7 +75,7 @@ class Chat:
 
     @torch.no_grad()
     def evaluate(self, model: Decoder, notify: Callable[[int, int], None]) -> Evaluation:
-        assert self._val is not None, "evaluated without held-out conversations; ask can_evaluate first"
+        assert self._val is not None, "evaluated without held-out conversations; check can_evaluate first"
         num_rows = min(self._val.num_rows(), self._most_val_rows)
         at_a_time = max(1, _EVAL_TOKENS_AT_A_TIME[model.device.type] // self._context)
         nats, count, reported_at = 0.0, 0, time.monotonic()
@@ -89,13 +89,13 @@ class Chat:
                 notify(first + len(host[0]), num_rows)
                 reported_at = time.monotonic()
         # `exam` identifies the validation rows, because only losses on the same rows are comparable. It is empty if all
-        # rows were read, because then the selection does not matter.
+        # rows were read: then there was no selection.
         exam = f"{num_rows} rows drawn" if num_rows < self._val.num_rows() else ""
         return Evaluation(loss=nats / max(1, count), bits_per_byte=None, num_tokens=count, exam=exam)
 
 
 class _ChatRows:
-    """The rows of one rank. Each rank reads the rows of all ranks, to count the targets of the whole step."""
+    """The rows of one rank. Each rank reads the rows of all ranks in order to count the targets in the whole step."""
 
     name = "the conversations"
 

@@ -2,7 +2,7 @@
 
 A row may contain several documents, with no attention mask between them; each document begins with <|endoftext|>.
 
-    R T + 1 consecutive tokens  ->  R rows: ids [0, RT), targets [1, RT]
+    R * T + 1 consecutive tokens  ->  R rows of T tokens: ids [0, RT), targets [1, RT]
 
 Each rank takes consecutive rows of the step, so that all ranks together see the same tokens as a single rank would.
 """
@@ -48,7 +48,7 @@ class Pretrain:
         manifest = read_manifest(data_dir)
         if run.data.tokenizer_sha256 and manifest.tokenizer_sha256 != run.data.tokenizer_sha256:
             raise DataError(
-                what=f"The text in {data_dir} was encoded with another tokenizer.",
+                what=f"The text in {data_dir} was encoded with a different tokenizer.",
                 why=f"That tokenizer has the sha256 {manifest.tokenizer_sha256[:12]}..., but the run uses "
                 f"{run.data.tokenizer_sha256[:12]}...",
                 fix="Prepare the text again: homing prep RUN",
@@ -70,7 +70,7 @@ class Pretrain:
         return Feed(rows, first_row=first_row, rows_per_step=self.rows_per_step, device=device)
 
     def evaluate(self, model: Decoder, notify: Callable[[int, int], None]) -> Evaluation:
-        assert self._val is not None, "evaluated without held-out text; ask can_evaluate first"
+        assert self._val is not None, "evaluated without held-out text; check can_evaluate first"
         return evaluate(
             model,
             self._val,

@@ -79,7 +79,7 @@ class Reinforce:
         if self.rl.prompts_per_step % num_ranks:
             raise UsageError(
                 what=f"{self.rl.prompts_per_step} prompts cannot be divided evenly among {num_ranks} GPUs.",
-                why="Each GPU must process the same number of prompts, with all samples of each prompt.",
+                why="Each GPU must process the same number of prompts, and all samples for each of its prompts.",
                 fix=f"Set prompts_per_step, under rl: in this phase, to a multiple of {num_ranks}.",
             )
         if self.rl.graphs == "on" and device.type != "cuda":
@@ -90,16 +90,16 @@ class Reinforce:
             )
         if num_ranks > 1 and self.rl.updates_per_rollout > 1:
             raise UsageError(
-                what="Making several updates with one set of samples works only on a single GPU.",
+                what="Several updates on the same set of samples are possible only on a single GPU.",
                 why="A checkpoint between two such updates must contain all samples, but each GPU has only its own.",
-                fix="Under rl: in this phase, set updates_per_rollout: 1. Or train on one GPU.",
+                fix="Under rl: in this phase, set updates_per_rollout: 1, or train on one GPU.",
             )
         return RlBatches(self, model, first_row=first_row, device=device, rank=rank, num_ranks=num_ranks)
 
     def evaluate(self, model: Decoder, notify: Callable[[int, int], None]) -> Evaluation:
         """Evaluate on held-out questions.
 
-        The loss is pass_reward minus the mean reward: 1 - pass@1 if rewards are 0 or 1.
+        The loss is pass_reward minus the mean reward. If rewards are 0 or 1, that is 1 - pass@1.
         """
         repeats, at_a_time = self.rl.eval_samples, max(1, self.rows_per_step // self.rl.eval_samples)
         rewards: list[float | None] = []
@@ -218,7 +218,7 @@ class RlBatches:
             work.start = lean_copy(work.start, model.compute_dtype)
         for asked in work.tasks if self._step == 0 else []:
             if asked.num_too_long:
-                text = f"Skipping {asked.num_too_long} questions of {asked.name} that do not fit the context."
+                text = f"Skipping {asked.num_too_long} questions from {asked.name} that do not fit in the context."
                 work.notify("questions_left_out", text)
 
     def __enter__(self) -> RlBatches:
@@ -276,7 +276,7 @@ class RlBatches:
         ]
         figures = summary(self._gathered(graded), repeats, pass_reward=rl.pass_reward)
         self._collapse.look(figures)
-        # Warn if no step had anything to learn from. With a KL term, weights change even if all rewards are equal.
+        # Warn if no step had anything to learn from. With a KL term, the weights change even if all rewards are equal.
         if number == work.last_rollout and not rl.kl:
             self._collapse.look_back()
         figures |= {"sampling_s": sampled_s, "judging_s": time.perf_counter() - begun}
@@ -328,8 +328,8 @@ def check_settings(phase: Phase, context: int) -> Rl:
     if rl is None or not rl.tasks:
         raise UsageError(
             what="The rl phase has no tasks.",
-            why="Its list rl.tasks is empty.",
-            fix="Add a task, such as tasks: [{kind: arithmetic}]",
+            why="Its rl.tasks list is empty.",
+            fix="Add a task under rl:, such as tasks: [{kind: arithmetic}]",
         )
     wrong = {
         "prompts_per_step must be 1 or more": rl.prompts_per_step < 1,

@@ -1,1 +1,1 @@
-"""The training loop with its optimizers, learning-rate schedule and checkpoints: shards in, checkpoints out."""
+"""Trains a model: the training loop, the optimizers, the learning-rate schedule and the checkpoints."""

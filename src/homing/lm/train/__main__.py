@@ -1,7 +1,7 @@
-"""Entry point of the trainer: `python -m homing.lm.train RUN_DIR`, the same on this computer and on a rented machine.
+"""Entry point of the trainer: `python -m homing.lm.train RUN_DIR`, the same on every machine, rented or not.
 
-Exit codes: 0 all phases are complete, 75 stopped with a checkpoint, 1 failed. The last line of the output repeats the
-exit code and says where the checkpoints are.
+Exit codes: 0 (all phases are complete), 75 (stopped, with a checkpoint), 1 (failed). The last line of the output
+repeats the exit code and says where the checkpoints are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Applies and reports the decisions of `landing.Pilot`: a landing starts, moves, is cancelled, or ends.
+"""Starts, moves, cancels and completes landings (ending training early), as decided by `landing.Pilot`.
 
 `landing` only computes; this module turns its decisions into training state and messages. It stores no training state:
 the loop passes the state in and gets the new one back.
@@ -17,7 +17,7 @@ from homing.wire.run_json import Phase
 
 __all__ = ["LandingController", "cancel_landing"]
 
-# Report that the end has moved only if it moved by more than this fraction, because small moves would fill the log.
+# Report that the end has moved only if it moved by more than this fraction; reporting small moves would fill the log.
 _MIN_REPORTED_CHANGE = 0.05
 
 
@@ -31,19 +31,19 @@ class LandingController:
     def resume(self, state: TrainState) -> tuple[bool, TrainState]:
         """Decide whether a resumed run continues a landing from its checkpoint; return the state to use.
 
-        The first result is True if the landing is complete and there is no time for a longer run.
+        The first returned value is True if the landing is complete and there is no time for a longer run.
         """
         landing = state.landing
         if landing is None:
             return False, state
         if self.pilot.is_worth_going_on(state.step, landing, self.requests.left_s()):
-            text = f"The landing at step {landing.end_step:,} is cancelled: there is time to continue."
+            text = f"Training no longer ends early at step {landing.end_step:,}: there is now time to continue."
             self.notify("landing_called_off", text, notice=True, end_step=landing.end_step)
             return False, cancel_landing(state)
         return state.step >= landing.end_step, state
 
     def look(self, state: TrainState) -> TrainState:
-        """Return the state with an earlier end if, at the measured speed, the plan does not fit before the deadline."""
+        """Return the state, with an earlier end if training as planned would not finish before the deadline."""
         left_s = self.requests.left_s()
         landing, change = self.pilot.look(state.step, state.landing, state.warm_from, left_s, time.monotonic())
         if change and change.kind == "called_off":
@@ -64,7 +64,10 @@ class LandingController:
     def landed(self, step: int) -> Stop:
         of, why = self.phase.num_steps, self.requests.why()
         # The user's machine recognizes a limit by the word "limit" in this text, whichever deadline it was.
-        reason = f"Landed at step {step:,} of {of:,}, within the limit ({why}): a finished model, with less training."
+        reason = (
+            f"Landed at step {step:,} of {of:,}, within the limit ({why}): the model is finished, but was trained for "
+            "fewer steps than planned."
+        )
         self.notify("landed", reason, notice=True, end_step=step, num_steps=of, needs_s=self.pilot.needs_s(step))
         return Stop("landed", reason)
 

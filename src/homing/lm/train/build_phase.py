@@ -44,7 +44,7 @@ from homing.wire.run_json import Lora, Phase, Run
 
 __all__ = ["Built", "Loading", "build", "describe_start", "load_model", "start_of"]
 
-OFFLOADS_FROM = ("cuda",)  # device types with memory separate from the host's
+OFFLOADS_FROM = ("cuda",)  # types of devices that have their own memory, separate from host memory
 # maximum share of the host's free memory to use for optimizer state, because pinned memory cannot be swapped out
 _HOST_SHARE = 0.9
 
@@ -103,13 +103,13 @@ def build(session: Session, phase: Phase, previous: Path | None) -> Built:
 
 
 def _place(session: Session, phase: Phase, model: Decoder) -> Place:
-    """Return where the optimizer state will live. Raises if offloading would have no effect or would not fit."""
+    """Return where to keep the optimizer state. Raises if offloading is useless or does not fit in host memory."""
     if phase.offload == "none":
         return Place(model.device)
     number = session.run.phases.index(phase)
     if session.device.type not in OFFLOADS_FROM:
         raise UsageError(
-            what=f"phases.{number}.offload needs a CUDA GPU, but this is {describe_device(session.device)}.",
+            what=f"phases.{number}.offload needs a CUDA GPU, but the device is {describe_device(session.device)}.",
             why="On this device the optimizer state is already in host memory.",
             fix=f"Use --set phases.{number}.offload=none",
         )
@@ -141,8 +141,8 @@ def load_model(session: Loading, phase: Phase, start: Path | None) -> tuple[Deco
 def _check_tokenizer(session: Loading, start: Path) -> None:
     """Raise DataError if the weights in `start` were trained with a different tokenizer than the data.
 
-    The launch makes the same check, but this is the last chance to detect the mistake. Third-party weights that come
-    without a tokenizer file are accepted.
+    `homing launch` makes the same check, but this is the last chance to detect the mistake. Third-party weights that
+    come without a tokenizer file are accepted.
     """
     upstream, ours = start / file_names.TOKENIZER, session.data_dir / file_names.TOKENIZER
     if upstream.is_file() and ours.is_file() and not gives_same_ids(upstream, ours):
@@ -164,7 +164,7 @@ def start_of(session: Loading, phase: Phase, previous: Path | None) -> Path | No
 
 
 def describe_start(session: Loading, start: Path) -> str:
-    """Return a description of the initial weights for messages: where the user can find them, and what trained them."""
+    """Describe the initial weights in words for messages: where the user can find them, and what trained them."""
     base, run_dir = session.run.base, session.run_dir.resolve()
     if base and start == (session.run_dir / base.dir).resolve():
         return base.address
@@ -181,7 +181,7 @@ def describe_start(session: Loading, start: Path) -> str:
 
 
 def _metadata_of_start(start: Path | None) -> dict[str, bytes]:
-    """Return the generation settings (sampling defaults) of the initial weights, which this phase copies."""
+    """Return the initial weights' generation settings (sampling defaults), to be copied to this phase's checkpoints."""
     path = None if start is None else start / file_names.GENERATION
     return {path.name: path.read_bytes()} if path is not None and path.is_file() else {}
 
@@ -242,7 +242,7 @@ def _adapted_model(
 
 @dataclass(frozen=True)
 class _Adapter:
-    """The adapter of a checkpoint, with the location of the base weights it was trained on."""
+    """A checkpoint's adapter, with the location of the base weights it was trained on."""
 
     settings: Lora
     seed: int
@@ -253,10 +253,10 @@ class _Adapter:
 
 
 def _adapter_of(session: Loading, start: Path, base_dir: str = "") -> _Adapter:
-    """Load and verify the adapter of a checkpoint.
+    """Load and verify a checkpoint's adapter.
 
-    `base_dir` is the folder of the base weights if the adapter is from another run. This run's own checkpoints record
-    it.
+    `base_dir` is the folder with the base weights. It is needed if the adapter is from another run; this run's own
+    checkpoints record the folder.
     """
     card = read_card(start)
     verify_files(start, card)  # optimizer state is not checked, because an uploaded or fetched adapter has none
@@ -272,7 +272,7 @@ def _adapter_of(session: Loading, start: Path, base_dir: str = "") -> _Adapter:
 
 
 def _merged_model(session: Loading, start: Path, base_dir: str, device: torch.device) -> tuple[Decoder, str]:
-    """Merge the adapter of `start` into its base weights; return the model and the hash of the merged weights."""
+    """Merge the adapter in `start` into its base weights; return the model and the hash of the merged weights."""
     found = _adapter_of(session, start, base_dir)
     model, base_sha256 = _frozen_model(session, found.base, "fp32", device)
     lora.check_base(found.base_sha256, base_sha256)

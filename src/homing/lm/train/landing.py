@@ -1,13 +1,14 @@
-"""Early decay: if time or money runs out before the planned end, end earlier but still complete the decay.
+"""Decides on landings: if time or money will run out, training ends earlier, but still completes the decay.
 
     measured durations -> Pace -> steps that still fit before the deadline -> Pilot -> Landing(begin, end) or none
 
     |-- warmup ---|------ peak rate ------|\\ decay \\|  evaluate, save, sample  |
     0                                   begin      end                       deadline
 
-The deadline is known from the first step, so the decay begins as late as possible while keeping its planned share of
-the run. Until it begins, the end moves in either direction with the measured speed; afterwards it moves only to an
-earlier step, because steps at a lowered learning rate cannot be undone. This module decides; the loop acts.
+The deadline is known from the first step, so the decay can begin as late as possible and still keep its planned share
+of the run. Before the decay begins, the end moves in either direction as the measured speed changes. Afterwards it
+moves only to an earlier step, because steps at a lowered learning rate cannot be undone. This module only decides; the
+loop acts on its decisions.
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ _DOUBT = 1.25  # safety factor for the duration of the work after the last step:
 # Seconds added to the duration of the work after the last step, to allow for a slow disk and for deleting old
 # checkpoints. They must exceed the reserve of `ControlRequests.stop`, which would otherwise cut the landing short.
 _SPARE_S = 3.0
-# Safety factor for the step time before the decay begins: moving the end during the decay makes it steeper.
+# Safety factor for the step time before the decay begins: moving the end during the decay makes the decay steeper.
 _STEP_DOUBT = 1.03
-# Time per token in evaluation, relative to training, for deadlines: no backward pass, but smaller batches.
+# Time per token in evaluation, relative to training, assumed for deadlines: there is no backward pass, but batches are
+# smaller.
 _FORWARD_SHARE = 0.5
-# Time per token in evaluation, relative to training, for the estimate shown to users: without the backward pass, which
-# takes twice as long as the forward pass.
+# The same, assumed for the estimate shown to users: there is no backward pass, which takes twice as long as the forward
+# pass.
 _LIKELY_SHARE = 1 / 3
 _REMEMBERED = 4  # number of recent durations stored for each kind of work: evaluation, save, sampling
 _DISK_BYTES_PER_S = 50e6  # disk speed assumed until a save is measured: a slow disk, with fsync and reading back
-_RAISED_S = 20.0  # a deadline that moves by more than this was changed by the user, not by a new estimate
+_RAISED_S = 20.0  # a deadline that moves by more than this was changed by the user; new estimates move it less
 
 
 @dataclass
@@ -61,7 +63,7 @@ class Rates:
 
     @classmethod
     def usual_on(cls, device: torch.device) -> Rates:
-        """Return typical rates of a device. On CUDA, sampling replays a CUDA graph (benchmarks/results/decode.json)."""
+        """Return typical rates for a device. On CUDA, sampling replays CUDA graphs (benchmarks/results/decode.json)."""
         return cls(layer_s=2e-4) if device.type == "cuda" else cls()
 
 
@@ -107,8 +109,8 @@ class Pace:
         self._rates = rates or Rates()
         # A copy of the rates at the start, used for estimates; measurements change only `_rates`.
         self._rates_at_start = dataclasses.replace(self._rates)
-        # In rl, the first of every `updates_per_rollout` steps generates the samples for all of them, so only complete
-        # rounds show the speed.
+        # In rl, the first of every `updates_per_rollout` steps generates the samples for all of them, so the
+        # speed is measured over whole groups of these steps.
         self._round = phase.rl.updates_per_rollout if phase.rl else 1
         self._steps: deque[float] = deque(maxlen=max(_WINDOW, 3 * self._round))
         self._known_step_s = self._step_s = self._recent_s = 0.0
@@ -255,7 +257,7 @@ class Pace:
         return num_steps * self._each_s + self.finish_s
 
     def affordable(self, seconds: float, *, doubt: float = 1.0) -> int:
-        """Return how many more steps fit, with the work after the last one; negative if not even that work fits."""
+        """Return how many more steps, with the work after the last one, fit; negative if not even that work fits."""
         return int((seconds - self.finish_s) // (self._each_s * doubt))
 
     @property
@@ -287,18 +289,21 @@ class LandingChange:
 
 
 def describe_change(change: LandingChange, phase: Phase, why: str) -> str:
-    """Return a message that tells the user the decision and how long the full plan would take."""
+    """Return a message for the user with the decision and the time that the full plan would take."""
     of = f"{change.end_step:,} of {phase.num_steps:,}"
     needs, left = format_duration(change.needs_s), format_duration(change.left_s)
     if change.kind == "planned":
-        said = f"Step {of} is the last that fits before {why}; the rate decays from about step {change.begin_step:,}."
+        said = (
+            f"Training will end early, at step {of}, to finish before {why}. "
+            f"The learning rate decays from about step {change.begin_step:,}."
+        )
     elif change.kind == "started":
-        said = f"Landing: the learning rate decays from now to step {of}, the last that fits before {why}."
+        said = f"Landing: the learning rate decays from now to step {of}, to finish before {why}."
     elif change.kind == "moved":
-        said = f"The landing now ends at step {of}: the time per step has changed."
+        said = f"Training (landing) now ends at step {of}, because the time per step has changed."
     else:
-        return "The landing is cancelled: the limit was raised, and training continues as planned."
-    return f"{said} {left} left; finishing the plan would take {needs}."
+        return "The early end is cancelled: the limit was raised, and training continues as planned."
+    return f"{said} Time left: {left}; finishing the plan would take {needs}."
 
 
 class Pilot:
@@ -310,8 +315,8 @@ class Pilot:
     def __init__(self, phase: Phase, pace: Pace, *, later_tokens: int = 0, num_later: int = 0) -> None:
         self._phase, self._pace = phase, pace
         self._later_tokens, self._num_later = later_tokens, num_later
-        self._announced: float | None = None  # the deadline at the time when an earlier end was last announced
-        self._deadline: float | None = None  # the deadline at the time when the landing began
+        self._announced: float | None = None  # the deadline when an earlier end was last announced
+        self._deadline: float | None = None  # the deadline when the landing began
 
     def look(
         self, step: int, landing: Landing | None, warm_from: int, left_s: float | None, now: float

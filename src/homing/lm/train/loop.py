@@ -185,12 +185,12 @@ class _Phase:
         self.state = dataclasses.replace(self.state, choices=self.engine.choices)
         self._event("phase_started", self._describe(), notice=True, num_steps=self.phase.num_steps)
         if not self.work.can_evaluate:
-            text = "No held-out text: nothing is evaluated, and no checkpoint is marked as best."
+            text = "No held-out text, so nothing is evaluated and no checkpoint is marked as best."
             self._event("not_evaluated", text, notice=True)
         return self._take_steps()
 
     def _take_steps(self) -> Stop | None:
-        """Train from the current step to the end; between steps log, evaluate, save, sample or stop."""
+        """Train from the current step to the end. Between steps, log, evaluate, save, sample or stop."""
         first_step, timer = self.state.step, _Timer()
         batches = self.work.open_batches(
             self.model, first_row=self.state.rows_consumed, device=self.s.device,
@@ -215,7 +215,7 @@ class _Phase:
                 if due.is_logged or due.is_evaluated or due.is_saved:
                     self._read_figures(0)
 
-                # Evaluate, log, save, stop, sample: the time this takes does not count in the next logged speed.
+                # Evaluate, log, save, stop, sample: the time for this is excluded from the next logged speed.
                 timer.pause()
                 self.evaluation = self._evaluate() if due.is_evaluated else None
                 if due.is_logged or due.is_evaluated:
@@ -235,7 +235,7 @@ class _Phase:
     def step(self, batch: Batch) -> Figures:
         """Take one optimizer step; return its loss and gradient norm.
 
-        If they are not finite, the device leaves weights and optimizer state unchanged. The host learns this later,
+        If they are not finite, the device leaves weights and optimizer state unchanged. The host finds out later,
         when it reads the metrics; this method never waits for the device.
         """
         self.scale = lr_scale(
@@ -294,7 +294,7 @@ class _Phase:
             self._event("adapters_added", lora.describe(self.model), notice=True)
         if built.optimizer.place.is_away:
             held = format_bytes(state_bytes(self.model, self.phase.optimizer))
-            text = f"The optimizer state ({held}) is in host memory and streams through the GPU in each step."
+            text = f"The optimizer state ({held}) is in host memory and is streamed through the GPU in each step."
             self._event("state_offloaded", text, notice=True)
         num_texts = max(1, len(self._sampling().prompts))
         self.pace = Pace(
@@ -373,7 +373,7 @@ class _Phase:
             raise FatalError(
                 what=f"Training stopped at step {figures.step:,}, because {in_a_row} steps in a row were not finite.",
                 why=f"The {what} is NaN or infinite. The weights are still those from the last good step.",
-                fix="Lower the learning rate (phases.0.lr) or lengthen its warmup. Earlier checkpoints are still good.",
+                fix="Lower this phase's learning rate (lr) or lengthen its warmup. Earlier checkpoints are still good.",
             )
 
     @property
@@ -472,8 +472,8 @@ class _Phase:
         if missing and not self.is_plain_reported:
             self.is_plain_reported = True
             text = (
-                f"warning: the tokenizer has no {' and no '.join(missing)}: samples of {self.phase.kind} continue the"
-                " prompt as plain text and are not answers. `homing chat` uses the template stored with the weights."
+                f"warning: the tokenizer has no {' and no '.join(missing)}: {self.phase.kind} samples continue the"
+                " prompt as plain text and do not answer it. `homing chat` uses the template stored with the weights."
             )
             self._event("samples_plain", text, notice=True)
         try:
@@ -484,7 +484,7 @@ class _Phase:
                 )
             path = write_samples(self.s.run_dir, self.phase.kind, step, texts)
         except (HomingError, OSError, RuntimeError) as error:
-            self._event("sample_failed", f"warning: no sample at step {step:,}: {error}", notice=True)
+            self._event("sample_failed", f"warning: sampling at step {step:,} failed: {error}", notice=True)
             return
         seconds = time.monotonic() - begun
         self.pace.sampled(seconds)
@@ -501,7 +501,7 @@ class _Phase:
         return dataclasses.replace(sampling, prompts=self.phase.sample_prompts or sampling.prompts)
 
     def _event(self, kind: str, text: str, *, notice: bool = False, step: int | None = None, **data: object) -> None:
-        """Emit an event of this phase, for the given step or by default the current one."""
+        """Emit an event for this phase, at the given step (by default the current one)."""
         notify = self.s.journal.notice if notice else self.s.journal.event
         notify(kind, text, phase=self.phase.kind, step=self.state.step if step is None else step, **data)
 

@@ -34,7 +34,7 @@ _MOST_OWN = 4  # maximum number of a phase's extra metrics to show on the progre
 
 
 class Notify(Protocol):
-    """A function that emits an event of the phase, for `step` or by default the current step.
+    """A function that emits an event for the phase, at `step` (by default the current step).
 
     With `notice`, it also prints the text on the terminal.
     """
@@ -128,7 +128,7 @@ class Journal:
                 # to terminate the incomplete line.
                 self._close(name)
                 if name not in self._is_torn:
-                    self.say(f"warning: lines of {name} cannot be written ({exc}) and are lost; training continues.")
+                    self.say(f"warning: {name} cannot be written ({exc}); lines are lost, but training continues.")
                 self._is_torn.add(name)
 
     def _open(self, name: str) -> IO[str]:

@@ -1,4 +1,4 @@
-"""Opens what all phases of a run share: device, data, tokenizer, journal and stop requests."""
+"""Opens the things that all phases of a run share: device, data, tokenizer, journal and stop requests."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ __all__ = ["called", "check_count", "check_data", "locked", "read_metadata_files
 def locked(run_dir: Path) -> Iterator[None]:
     """Hold the lock that allows only one trainer per run directory. A killed trainer leaves no lock behind."""
     if not run_dir.is_dir():
-        raise UsageError(what=f"There is no run directory {run_dir}.", fix="Create it: homing train RUN")
+        raise UsageError(what=f"The run directory {run_dir} does not exist.", fix="Create it: homing train RUN")
     with open(run_dir / file_names.TRAINER_LOCK, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,8 +55,8 @@ def read_run(run_dir: Path) -> Run:
 def called(run_dir: Path) -> str:
     """Return the name of the run to show in messages.
 
-    This is the name given on the command line, if this machine knows it, else the name in run.json. If neither is
-    usable, the result is "RUN". On a rented machine, the name in a smoke profile's run.json matches no run file.
+    This is the name typed on the command line, if this machine knows it, else the name in run.json. The result is "RUN"
+    if run.json cannot be read or is from a smoke profile, because no run file has the name of a smoke profile.
     """
     if typed := os.environ.get(file_names.TYPED_ENV):
         return typed

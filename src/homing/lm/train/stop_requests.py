@@ -1,12 +1,12 @@
-"""Requests to end training before its last step, checked between steps: signals, control.json, the time limit.
+"""Checks, between steps, for requests to end training early: signals, control.json and the time limit.
 
-    SIGINT, SIGTERM     a person at the terminal, or an agent that was notified of a preemption
+    SIGINT, SIGTERM     from a person at the terminal, or from an agent that was notified of a preemption
     control.json        written by the agent: stop, or land_by, the time by which the last checkpoint must be on disk
     time_limit_s        the trainer's own wall-clock limit
 
-All have the same effect: finish the step, save a checkpoint, exit with 75. A second SIGINT makes the trainer exit at
-once, without a checkpoint. The two deadlines are also known in advance (`left_s`), so that a landing can finish before
-them; if no landing does, `stop` ends training.
+All have the same effect: the trainer finishes the step, saves a checkpoint and exits with 75. A second SIGINT makes it
+exit at once, without a checkpoint. The last two are deadlines that are known in advance (`left_s`), so that a landing
+(an early decay of the learning rate) can finish before them. If it does not, `stop` ends training.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from homing.wire.control_files import Control, boot_clock_s
 
 __all__ = ["ControlRequests", "FatalError", "Stop"]
 
-# How many seconds longer the last save may take than the previous one, because of a slow disk or deleting checkpoints.
+# How many seconds longer the last save may take than the previous one, if the disk is slow or checkpoints are deleted.
 _SAVE_SPARE_S = 2.0
 
 
@@ -96,7 +96,7 @@ class ControlRequests:
         if control.stop:
             return Stop("control", control.reason or "A stop was requested.")
         if control.land_by is not None and boot_clock_s() + save_s + _SAVE_SPARE_S >= control.land_by:
-            return Stop("land_by", control.reason or "The deadline for the last checkpoint has passed.")
+            return Stop("land_by", control.reason or "The deadline for the last checkpoint is near.")
         if self.time_limit_s and time.monotonic() - self.started >= self.time_limit_s:
             limit = format_duration(self.time_limit_s)
             return Stop("time_limit", f"The time limit of {limit} (train.time_limit) was reached.")

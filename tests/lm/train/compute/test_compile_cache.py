@@ -160,8 +160,8 @@ def test_a_full_disk_or_too_large_a_file_never_ends_a_run(
 
 def test_a_step_is_warm_when_all_its_parts_were_known() -> None:
     assert [(parts.is_warm, parts.sentence) for parts in (WARM, Parts(2, 1), Parts())] == [
-        (True, "3 of 3 compiled parts came from the cache."),
-        (False, "2 of 3 compiled parts came from the cache."),
+        (True, "3 of 3 compiled graphs came from the cache."),
+        (False, "2 of 3 compiled graphs came from the cache."),
         (None, ""),
     ]
 

@@ -450,7 +450,7 @@ def test_out_of_memory_frees_the_graphs_and_continues_with_fewer_rows(
 
     monkeypatch.setattr(Passes, "run", run)
     said = go(tmp_path / "graphs", make_run(data_dir, num_steps=5, micro_batch=0, train={"graphs": "on"}))
-    assert any("micro-batch 8 -> 4 rows" in line for line in said)
+    assert any("micro-batch lowered from 8 to 4 rows" in line for line in said)
     assert (card.num_forgotten, card.num_captured) == (1, 2)
     for (*_, a, norm_a, _), (*_, b, norm_b, _) in zip(
         figures(tmp_path / "graphs"), figures(tmp_path / "plain"), strict=True
@@ -459,7 +459,7 @@ def test_out_of_memory_frees_the_graphs_and_continues_with_fewer_rows(
 
 
 def test_on_is_refused_without_a_card_before_anything_is_loaded_and_auto_is_off(tmp_path: Path, data_dir: Path) -> None:
-    with pytest.raises(UsageError, match=r"train.graphs: on needs a CUDA GPU, but this is cpu") as caught:
+    with pytest.raises(UsageError, match=r"train.graphs: on needs a CUDA GPU, but the device is cpu") as caught:
         go(tmp_path / "on", make_run(data_dir, train={"graphs": "on"}))
     assert "train.graphs=off" in str(caught.value)
     said = go(tmp_path / "auto", make_run(data_dir, num_steps=2, train={"graphs": "auto"}))

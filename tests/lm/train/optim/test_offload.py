@@ -348,7 +348,7 @@ def test_a_step_that_fails_leaves_nothing_on_its_way(card: SimpleNamespace) -> N
 
 @pytest.mark.acceptance(96)
 def test_on_a_processor_it_is_refused(tmp_path: Path, data_dir: Path) -> None:
-    with pytest.raises(UsageError, match=r"phases\.0\.offload needs a CUDA GPU, but this is cpu"):
+    with pytest.raises(UsageError, match=r"phases\.0\.offload needs a CUDA GPU, but the device is cpu"):
         go(tmp_path, make_run(data_dir, num_steps=2, offload="optimizer"))
 
 
@@ -362,7 +362,7 @@ def test_a_run_resumes_bit_equal_with_its_optimizer_state_in_the_other_place(
     near, far = (make_run(data_dir, num_steps=8, save_every=4, offload=kind) for kind in ("none", "optimizer"))
     go(tmp_path / "near", near)
     _, said = go(tmp_path / "far", far)
-    assert any("is in host memory and streams through the GPU" in line for line in said)
+    assert any("is in host memory and is streamed through the GPU" in line for line in said)
     assert len(events(tmp_path / "far", "state_offloaded")) == 1
     assert figures(tmp_path / "far") == figures(tmp_path / "near")
     for begun, other in (("near", far), ("far", near)):

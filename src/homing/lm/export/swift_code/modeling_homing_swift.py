@@ -148,7 +148,7 @@ class HomingSwiftForCausalLM(PreTrainedModel, GenerationMixin):
 
     def forward(self, input_ids, attention_mask=None, labels=None, **kwargs):
         if attention_mask is not None and bool((attention_mask[:, 1:] > attention_mask[:, :-1]).any()):
-            raise ValueError("This model takes padding on the right only: set tokenizer.padding_side = 'right'.")
+            raise ValueError("This model supports padding on the right only: set tokenizer.padding_side = 'right'.")
         logits = self.lm_head(self.model(input_ids)).float()
         logits = SOFTCAP * torch.tanh(logits / SOFTCAP)
         loss = None

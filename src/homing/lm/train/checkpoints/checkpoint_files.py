@@ -1,4 +1,4 @@
-"""Reads and writes checkpoints, which are either complete or absent, hashed, and never pickled.
+"""Reads and writes checkpoints. A checkpoint is either complete or absent; its files are hashed and never pickled.
 
     save         write to a hidden folder -> fsync -> hash what the disk returns -> manifest last -> rename
     find_latest  find the newest undamaged checkpoint; damaged ones are returned too, so that they can be reported
@@ -187,9 +187,9 @@ def load(folder: Path, manifest: CheckpointManifest) -> LoadedCheckpoint:
 def load_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Load model.safetensors from any folder, as initial weights.
 
-    If the folder has a manifest, the file must match the sha256 in it. Third-party weights have no manifest, and the
-    manifest in models/NAME lists no optimizer state. Raises IntegrityError if the weights are unreadable or do not
-    match.
+    If the folder has a manifest, the file must match the sha256 in it. Unlike `load`, this
+    function also accepts folders without optimizer state: third-party weights, and fetched models in models/NAME.
+    Raises IntegrityError if the weights are unreadable or do not match.
     """
     path, problems = folder / file_names.WEIGHTS, list[str]()
     if (folder / file_names.MANIFEST).exists():
@@ -300,7 +300,7 @@ def _need_space(phase_dir: Path, tensors: list[torch.Tensor]) -> None:
     needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors) + _SPARE_BYTES
     free = shutil.disk_usage(phase_dir).free
     if free < needed:
-        raise OSError(errno.ENOSPC, f"It needs {format_bytes(needed)}, but {format_bytes(free)} are free.")
+        raise OSError(errno.ENOSPC, f"It needs {format_bytes(needed)}, but only {format_bytes(free)} are free.")
 
 
 def _sync_and_hash(path: Path) -> FileHash:

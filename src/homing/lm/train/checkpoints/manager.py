@@ -87,16 +87,16 @@ class CheckpointManager:
         return self.dir / file_names.step_dir(step)
 
     def find(self) -> CheckpointManifest | None:
-        """Return the newest valid checkpoint with this configuration, or None.
+        """Return the manifest of the newest valid checkpoint, or None if there is none.
 
-        Damaged checkpoints are reported and left in place.
+        Damaged checkpoints are reported and left in place. Raises UsageError if the configuration has changed.
         """
         return self.s.ranks.agree(self._find() if self.s.ranks.is_first else None)
 
     def _find(self) -> CheckpointManifest | None:
         stale = checkpoint_files.clean_up(self.dir)
         if stale:
-            self.notify("cleaned_up", f"Removed leftovers of an interrupted save: {', '.join(stale)}.")
+            self.notify("cleaned_up", f"Removed folders left by an interrupted save or deletion: {', '.join(stale)}.")
         found = checkpoint_files.find_latest(self.dir)
         self._damaged = found.refused
         for refused in found.refused:
@@ -208,7 +208,7 @@ class CheckpointManager:
             what=f"The run cannot finish: its checkpoint for step {step:,} could not be written to {self.dir}.",
             why=error.why if isinstance(error, RunFailed) else str(error),
             fix=f"Free disk space there, or lower checkpoint.keep_last to keep fewer checkpoints. "
-            f"The same command then {after}.",
+            f"Then run the same command again; it {after}.",
         )
 
     def __enter__(self) -> CheckpointManager:

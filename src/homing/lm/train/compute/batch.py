@@ -1,6 +1,6 @@
 """The batch of one optimizer step, and the interface through which the training loop gets the next one.
 
-Shapes: R rows of a step, T positions.
+Shapes: R rows in a step, T positions.
 
 `Feed` reads rows ahead in a thread: source -> host memory (pinned for CUDA) -> batch of one step on the device. The
 thread only fills buffers; the caller starts the copy to the device on its own stream, without blocking. Pinned memory
@@ -103,7 +103,7 @@ class RowSource(Protocol):
 
 
 class Feed:
-    """Reads the batches of consecutive steps ahead in a thread, starting at row `first_row`."""
+    """Prefetches the batches of consecutive steps in a thread, starting at row `first_row`."""
 
     def __init__(self, source: RowSource, *, first_row: int, rows_per_step: int, device: torch.device) -> None:
         self._source = source

@@ -5,8 +5,8 @@
 
 Both caches contain code that will be executed, so they are protected: only the owner can write to the machine's folder,
 and the run's file must be in the run directory and match the hash recorded when it was written. It is never fetched
-from a store, to which others may be able to write. A cache that does not match is ignored with a notice, and the code
-is compiled again, which takes about a minute.
+from a store, because others may be able to write there. A cache that does not match is ignored with a notice, and the
+code is compiled again, which takes about a minute.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Parts:
     def sentence(self) -> str:
         if self.is_warm is None:
             return ""
-        return f"{self.num_kept} of {self.num_kept + self.num_new} compiled parts came from the cache."
+        return f"{self.num_kept} of {self.num_kept + self.num_new} compiled graphs came from the cache."
 
 
 @record("compiled", 1)
@@ -136,7 +136,7 @@ class CompileCache:
     def save(self, new: Parts) -> None:
         """Save the code compiled in the first step, unless all of it was in the cache already.
 
-        `new` counts the graphs of that step.
+        `new` counts the graphs that the step needed.
         """
         if new.is_warm and self._path.is_file():
             return

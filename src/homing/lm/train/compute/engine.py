@@ -58,7 +58,7 @@ class Engine:
         self.micro_batch = 0
         self.compiling = Compiling(session, built, notify)
         train = session.run.train
-        # Whether to use CUDA graphs is decided by timing them, so two starts may decide differently. Therefore
+        # Whether to use CUDA graphs is decided by timing them, so it may differ each time a run is started. Therefore
         # deterministic runs use graphs only if the run file says so.
         graphs = "off" if train.is_deterministic and train.graphs == "auto" else train.graphs
         self.passes = Passes(built.model, session.device, graphs, notify, session.ranks.count)
@@ -76,7 +76,7 @@ class Engine:
         return self.compiling.is_on or self.passes.has_tried
 
     def settle(self, before: dict[str, Any]) -> None:
-        """Make and apply the choices.
+        """Make the choices for this machine, or reuse those in the checkpoint, and apply them.
 
         `before` holds the choices saved in the checkpoint; it is empty if there is none.
         """
@@ -112,7 +112,7 @@ class Engine:
                 self.notify("memory_near_limit", text, notice=True)
         since_start = time.monotonic() - self.s.requests.started
         text = (
-            f"The first step ended {format_duration(since_start)} after the start;"
+            f"The first step ended {format_duration(since_start)} after the trainer started;"
             f" the step itself took {format_duration(took)}."
         )
         self.notify("first_step", text, seconds=since_start, step_s=took, is_warm=self.compiling.parts.is_warm)
@@ -144,7 +144,7 @@ class Engine:
                     raise
                 feed, problem = _NOT_COMPILED, f"{type(exc).__name__}: {str(exc).strip()[:500]}"
             # Handle the error outside the `except` block, where the exception no longer references the tensors of the
-            # failed step. All ranks must adapt in the same way, or their gradient all-reduce would never match up.
+            # failed step. All ranks must adapt in the same way, or their gradient all-reduces would not match.
             feed = self.s.ranks.worst(feed, within_s=self.compiling.deadline_s)
             if feed == _GOOD:
                 self.s.ranks.add_up(self.model, total)
@@ -187,7 +187,7 @@ class Engine:
             )
         if self.s.device.type == "cuda":
             free_memory()
-        text = f"Out of memory: micro-batch {self.micro_batch} -> {lower} rows; the batch size stays the same."
+        text = f"Out of memory: micro-batch lowered from {self.micro_batch} to {lower} rows (same batch size)."
         self.notify("micro_batch_lowered", text, notice=True, why=problem)
         self.micro_batch = lower
 
@@ -257,7 +257,7 @@ class Compiling:
         return self.is_on and (not self.is_proven or type(error).__name__ == "FailOnRecompileLimitHit")
 
     def stop(self, problem: str) -> None:
-        """Fall back to uncompiled training, or raise if the run file says `compile: on`.
+        """Fall back to uncompiled training, or raise FatalError if the run file says `compile: on`.
 
         A run that requires compilation must not silently train more slowly without it.
         """
@@ -267,7 +267,7 @@ class Compiling:
                 why=problem,
                 fix="Set train.compile: off (slower, same results), or auto to continue uncompiled when it fails.",
             )
-        text = f"warning: torch.compile failed; training continues without it, slower. {problem}"
+        text = f"warning: torch.compile failed; training continues without it and is slower. {problem}"
         self.notify("compile_failed", text, notice=True)
         self.switch(is_on=False)
 

@@ -1,4 +1,4 @@
-"""Forward and backward of a micro-batch: eagerly, or as one CUDA graph if kernel launches are the bottleneck.
+"""Runs a micro-batch's forward and backward pass: eagerly, or as one CUDA graph if launching kernels is slow.
 
     plain     rows -> loss -> gradients, kernel by kernel
     graph     rows into buffers -> one launch -> loss and gradients in buffers; the same kernels, so the same numbers
@@ -10,8 +10,8 @@
     run       one micro-batch
 
 A small micro-batch is a long sequence of short kernels, and launching them can take longer than running them; a graph
-needs a single launch. Nothing runs on the host during a replay, so passes that need per-pass decisions on the host
-cannot be captured. Nothing else can use a graph's memory.
+needs a single launch. Nothing runs on the host during a replay, so a pass in which the host makes decisions cannot be
+captured. A graph's memory cannot be used for anything else.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Card(Graphs):
         """Return whether the GPU has room for the memory of one more pass on top of the peak memory measured so far.
 
         A graph never releases its memory, and the optimizer, evaluations, and a plain pass after a failed capture need
-        memory in addition.
+        additional memory.
         """
         free, _ = torch.cuda.mem_get_info(self._device)
         ours = free + torch.cuda.memory_reserved(self._device)
@@ -84,7 +84,7 @@ def check_graphs(asked: str, device: torch.device) -> None:
     """Raise UsageError if graphs are `on` but the device does not support them. Call this before loading anything."""
     if asked == "on" and card_of(device) is None:
         raise UsageError(
-            what=f"train.graphs: on needs a CUDA GPU, but this is {describe_device(device)}.",
+            what=f"train.graphs: on needs a CUDA GPU, but the device is {describe_device(device)}.",
             why="Only CUDA can capture a pass as a graph.",
             fix="Use --set train.graphs=auto   or   --set train.graphs=off",
         )
@@ -179,7 +179,9 @@ class Passes:
         without = f"{_ms(plain.whole_s)} without CUDA graphs, {_ms(plain.host_s)} of it launching kernels"
         if plain.host_s < _HOST_BOUND * plain.whole_s:
             self.forget()
-            self._settle_off(f"A micro-batch takes {without}: the GPU does not wait for the host.", plain)
+            self._settle_off(
+                f"CUDA graphs not used: a micro-batch takes {without}; the GPU does not wait for the host.", plain
+            )
             return
         if not self._capture(piece):
             return
@@ -187,7 +189,9 @@ class Passes:
         if captured.whole_s > _WORTH * plain.whole_s:
             self.forget()
             self._settle_off(
-                f"A micro-batch takes {without}, but {_ms(captured.whole_s)} as a CUDA graph.", plain, captured
+                f"CUDA graphs not used: a micro-batch takes {without}, but {_ms(captured.whole_s)} as a CUDA graph.",
+                plain,
+                captured,
             )
             return
         text = f"Each micro-batch runs as one CUDA graph: {_ms(captured.whole_s)}, compared with {without}."
@@ -239,7 +243,7 @@ class Passes:
         (loss, norms), (graph_loss, graph_norms) = found
         error = (graph_norms - norms).norm() / norms.norm().clamp(min=1e-30)
         error = torch.maximum(error, (graph_loss - loss).abs() / loss.abs().clamp(min=_LEAST_LOSS))
-        return "" if float(error) <= _MOST_ERROR else f"It differs from the plain pass by {float(error):.1%}."
+        return "" if float(error) <= _MOST_ERROR else f"The graph differs from the plain pass by {float(error):.1%}."
 
     def _settle_on(self, text: str, *timings: Timing) -> None:
         self._is_on, self.picked = True, "on"

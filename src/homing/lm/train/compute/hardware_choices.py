@@ -93,14 +93,14 @@ def _prove_gpu(device: torch.device) -> None:
     try:
         square = torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device)
         is_right = bool((square == 64.0).all())
-        why = "The product of two matrices of ones is wrong."
+        why = "Multiplying two matrices of ones gave a wrong result."
     except RuntimeError as exc:
         is_right, why = False, str(exc)
     if not is_right:
         raise RunFailed(
             what=f"{describe_device(device)} does not work.",
             why=why,
-            fix="The driver or the GPU is broken: destroy this instance and launch another.",
+            fix="Destroy this instance and launch another, because the driver or the GPU is broken.",
         )
 
 
@@ -143,7 +143,8 @@ def pick_attention(
     if device.type != "cuda":
         if train.attention not in ("auto", "math"):
             raise UsageError(
-                what=f"train.attention: {train.attention} needs a CUDA GPU, but this is {describe_device(device)}.",
+                what=f"train.attention: {train.attention} needs a CUDA GPU, but the device is "
+                f"{describe_device(device)}.",
                 fix="Set train.attention: auto.",
             )
         return choices, []
@@ -161,14 +162,14 @@ def pick_attention(
     elif not choices.attention:
         race = race_attention(model, device, dtype, not train.is_deterministic)
         choices = replace(choices, attention=race.winner)
-        notices.append(f"Attention backend: {race.winner}: {race.summary()}.")
+        notices.append(f"Attention backend: {race.winner} ({race.summary()}).")
     has_segments = phase.data is not None and phase.data.kind == "chat"  # in rl, each row is a single text
     if has_segments and not choices.segments:
         # Time masked attention with the chosen kernel enabled, because that choice limits which kernels it can use.
         with using_attention(choices.attention):
             race = race_segments(model, device, dtype, not train.is_deterministic)
         choices = replace(choices, segments=race.winner)
-        notices.append(f"Attention backend for packed conversations: {race.winner}: {race.summary()}.")
+        notices.append(f"Attention backend for packed conversations: {race.winner} ({race.summary()}).")
     return replace(choices, segments=choices.segments or "mask"), notices
 
 
@@ -189,7 +190,7 @@ def memory_warning(peak_bytes: int, total_bytes: int) -> str:
 def what_else(phase: Phase, at_last: str) -> str:
     """Return advice for saving GPU memory when a smaller micro-batch is not enough.
 
-    The advice names the settings of the phase that are not used yet, and then the last resort, `at_last`.
+    The advice names the settings that the phase does not use yet, and then the last resort, `at_last`.
     """
     levers = ["recompute: all"] if phase.recompute != "all" else []
     levers += ["offload: optimizer"] if phase.offload == "none" and phase.method == "full" else []
@@ -245,7 +246,7 @@ def _fixed_bytes(model: Model, phase: Phase, device: torch.device) -> int:
 
 
 def _num_weights(model: Model) -> int:
-    """Return the approximate number of parameters of the model."""
+    """Return the model's approximate number of parameters."""
     q, kv = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
     blocks = model.num_layers * (model.width * 2 * (q + kv) + 3 * model.width * model.ffn_width)
     return blocks + 2 * model.vocab_size * model.width

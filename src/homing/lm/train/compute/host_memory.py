@@ -1,6 +1,6 @@
 """Measures free host memory, which is needed for copies of GPU state and for offloaded optimizer state.
 
-Inside a container the cgroup's limit applies, because the machine's own figures are too high.
+Inside a container, the cgroup's limit applies, because the figures for the whole machine are too high.
 """
 
 from __future__ import annotations

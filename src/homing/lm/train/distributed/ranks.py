@@ -6,8 +6,8 @@
     share, gather   assign each rank its part of the Muon matrices, and send the results to all ranks
 
 Every rank holds the same weights and optimizer state, so rank 0 alone writes checkpoints, and a run can resume with a
-different number of ranks. Decisions travel between hosts (gloo) and never wait for a GPU; gradients travel between GPUs
-(NCCL) if there are any. With a single rank, the usual case, there is no communication.
+different number of ranks. Decisions are exchanged between CPUs (gloo) and never wait for a GPU; gradients are exchanged
+between GPUs (NCCL) if there are any. With a single rank, the usual case, there is no communication.
 """
 
 from __future__ import annotations

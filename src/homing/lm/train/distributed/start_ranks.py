@@ -6,7 +6,7 @@
                the last lines of its stderr
 
 This process computes nothing and never imports torch, so a GPU failure can take down a rank, but not this process. A
-rank exits when this process is gone, which it notices because it reads from a pipe that nobody writes to.
+rank exits when this process is gone, which it notices because a pipe from this process is then closed.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def _notify(run_dir: Path, ranks: list[_Rank], culprit: _Rank | None) -> int:
 
 
 def _write_failure(run_dir: Path, reason: str) -> None:
-    """Write outcome.json, replacing any that rank 0 wrote, which may only say that it lost the other ranks."""
+    """Write outcome.json. A file that rank 0 wrote is replaced: it may say only that other ranks were lost."""
     path, temporary = run_dir / file_names.OUTCOME, run_dir / f".{file_names.OUTCOME}.partial"
     try:
         before = codec.loads(Outcome, path.read_bytes())

@@ -1,6 +1,6 @@
 """AdamW with 8-bit moments, which take a quarter of the memory of fp32 moments.
 
-From "8-bit Optimizers via Block-wise Quantization" (arXiv:2110.02861), with the constants of bitsandbytes.
+From "8-bit Optimizers via Block-wise Quantization" (arXiv:2110.02861), with the same constants as bitsandbytes.
 
     uint8 and one magnitude per block of 256 -> fp32 -> AdamW step -> uint8 and magnitudes again
 

@@ -60,7 +60,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Span:
-    """One parameter of a group, or a range of the elements of the flattened parameter."""
+    """One of a group's parameters, or a range of its elements after flattening."""
 
     index: int
     stretch: slice | None = None

@@ -8,7 +8,7 @@
     adapters (method lora)        AdamW    AdamW    lr             weight_decay; none for magnitudes
 
 With `states: int8`, AdamW keeps 8-bit moments for all but small tensors (`adamw_8bit`). With `offload`, the state of
-all but small tensors is in host memory and streams through the GPU in each step.
+all but small tensors is in host memory and is streamed through the GPU in each step.
 
 `step` never waits for the device: learning rates are Python numbers, the step counter is a device tensor, and nothing
 is read back. State is saved as named tensors and restored exactly; the vocabulary's padding rows are cut off, as they

@@ -4,7 +4,7 @@
     cosine     /‾‾--..__   linear warmup, half a cosine down to the floor, then the floor
     constant   /‾‾‾‾‾‾‾    linear warmup, constant
 
-A landing is an earlier decay: from the current rate, in the schedule's own shape, to the floor at an earlier end. Steps
+A landing is an earlier decay, from the current rate to the floor, in the schedule's own shape but ending earlier. Steps
 count from 0. The rate of the first warmup step is not zero, because that would waste the step; for the same reason the
 floor is reached one step after the last one.
 """
