@@ -57,7 +57,7 @@ def following(
 
 
 def begin(each: Following, world: World) -> None:
-    """Start a follower. If it cannot be started, print a warning; the run continues."""
+    """Start a follower process. If it cannot be started, print a warning; the run continues."""
     try:
         if start(each, world):
             notices.say(f"Logging to {each.tracker} from this computer until the run ends: {each.path('log')}")
@@ -66,7 +66,7 @@ def begin(each: Following, world: World) -> None:
 
 
 def go_on(home: Path, run_id: str, world: World) -> None:
-    """Restart followers that were requested earlier and died when the computer was shut down."""
+    """Restart follower processes that were requested earlier and died when the computer was shut down."""
     folder = home / "runs" / run_id / _FOLDER
     orders = [name for name in world.listdir(folder) if name.endswith(".order")] if world.exists(folder) else []
     for name in orders:

@@ -7,7 +7,7 @@ the newest unfinished run of that name; `fresh` starts a new one. `extend` train
 steps.
 
 Its output goes to the caller and to the run's logs/trainer.log, as on a rented instance, through one thread per stream.
-Neither a closed terminal nor a full disk may block the trainer: its pipes are always drained.
+Its pipes are always drained, so neither a closed terminal nor a full disk can block the trainer.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def _check_space(run: Run, run_dir: Path) -> None:
     raise UsageError(
         what=f"Not enough disk space for the checkpoints of {run.name}.",
         why=f"They may take {format_bytes(needed)} (one takes {sizes}); {there} has {format_bytes(free)} free.",
-        fix="Free some space, keep fewer checkpoints (--set checkpoint.keep_last=1), or use another home directory:"
+        fix="Free some space, keep fewer checkpoints (--set checkpoint.keep_last=1), or use another homing home:"
         " export HOMING_HOME=/elsewhere",
     )
 
@@ -442,7 +442,7 @@ def log_path(run_dir: Path) -> Path:
 
 @contextlib.contextmanager
 def printing(child: subprocess.Popen[bytes], run_dir: Path, *, out: Write | None, err: Write | None) -> Iterator[None]:
-    """Copy the child's output until its last line. `out`, `err`: functions that show its lines; None: only log them."""
+    """Copy the trainer's output to its end. `out`, `err`: functions that show its lines; None: only log them."""
     assert child.stdout is not None, "it must be opened with pipes"
     assert child.stderr is not None, "it must be opened with pipes"
     keeper = _Keeper(log_path(run_dir))

@@ -112,7 +112,7 @@ def redraw(text: str) -> None:
 
 
 def _print(text: str, end: str, stream: TextIO, *, is_ours: bool = False) -> None:
-    """Print to a stream. `is_ours`: the escape sequences are our own, so keep them; external text is already safe."""
+    """Print to a stream. `is_ours`: keep the escape sequences, which are our own; external text is already safe."""
     try:
         if is_ours:
             draw(text + end, stream)

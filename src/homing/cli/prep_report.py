@@ -1,8 +1,7 @@
 """Output of `homing prep`: a progress line during the work, and a report at the end.
 
-short    a few lines, if there is a run file (the file contains the rest)
-long     the full report, as in the CS336 course, if there is no run file or with -v
-neither  one line if there was nothing to do; no output with -q
+With a run file, the report has a few lines, because the file contains the rest. Without one, or with -v, it is the full
+report, as in the CS336 course. If there was nothing to do, it is a single line. With -q, nothing is printed.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ def _check_room(to_come: list[Entry], into: Path) -> None:
 
 
 def _matches(names: list[str], pattern: list[str]) -> bool:
-    """Match as `glob` does locally: ** matches any folders, and * matches no name that begins with a dot."""
+    """Match as `glob` does: ** matches any number of folders, and * matches no name that begins with a dot."""
     if not pattern:
         return not names
     if pattern[0] == "**":

@@ -127,7 +127,7 @@ def _examine(doctor: Doctor, validation: list[str], names: list[str]) -> None:
                 for _ in doctor.examine(source, side):
                     pass
             except DataError:
-                continue  # reported as a finding; the other files are still checked
+                continue  # it is reported as a finding, and the other files are still checked
 
 
 @contextmanager

@@ -263,7 +263,7 @@ def _write(source: Path, target: Path, name: str, text: list[str], validation: l
 
 
 def _num_tokens(text: list[str], vocab_size: int) -> int:
-    """Estimate the number of tokens in the local text; 0 if there is none."""
+    """Return the estimated number of tokens in the local text; 0 if there is none."""
     from homing.config.estimate.params_and_flops import bytes_per_token
     from homing.find_source_files import num_text_bytes
 

@@ -1,6 +1,6 @@
 """Resolve RUN, as the user types it, to one checkpoint folder.
 
-`generate chat eval serve export publish` share this rule, and `report` (find_runs.find_finished) follows it too.
+The verbs generate, chat, eval, serve, export and publish use this rule; so does report, in find_runs.find_finished.
 
   with a slash    a folder: a checkpoint, an export, any model, or a run directory with checkpoints/
   NAME            the newest finished run of that name: fetched into models/, or the run directory under
@@ -14,8 +14,8 @@ store, an error suggests `homing fetch`: no verb silently opens an older model i
 
 In a run directory the last phase is used, and in it the best checkpoint, or the latest if none was evaluated; the user
 can choose another. A given phase is searched for in every run of the name, newest first, and in fetched models. If the
-best checkpoint is not the last one, a notice says why it is used. Runs of another folder that share their name with a
-run file here are skipped; use their id. Only reads the disk: no torch.
+best checkpoint is not the last one, a notice says why it is used. A run from another folder is skipped if a run file
+here has the same name; use its id. This module only reads the disk and does not import torch.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ def _that_run(name: str, wanted: str, found: list[_Models]) -> list[_Models]:
 
 
 def _models_called(name: str) -> list[_Models]:
-    """List the local models of each run with that name or id: weights not from homing first, then newest run first."""
+    """Return the local models of each run with that name or id: weights not from homing, then the newest run first."""
     runs = [each for each in _runs_called(name) if _is_model(each) and _stranger(name, each.name) is None]
     run_dirs = {each.name: each for each in runs}
     by_run: dict[str, list[Path]] = {run_id: [] for run_id in run_dirs}

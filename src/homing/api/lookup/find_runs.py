@@ -7,11 +7,12 @@
   NAME of a file  the run that ./runs/NAME.yaml describes, which may give it another name; a path likewise
   (omitted)       the newest of all
 
-Names are shared by the whole home, while a run belongs to the folder it was started in. A verb that changes or ends a
-run accepts a run of another folder only by its id. A verb that fetches a model also accepts its name, unless a run
-file here has that name; a verb that only reads then prints a warning.
+All runs in $HOMING_HOME share one set of names, but each run belongs to the folder it was started in. A verb that
+changes or ends a run accepts a run from another folder only by its id. A verb that fetches a model also accepts its
+name, unless a run file here has that name; a verb that only reads then prints a warning.
 
-Also: `open_home`, which every such verb starts with, and `last_word`, the error if something may still be billing.
+This module also has `open_home`, which every such verb calls first, and `last_word`, which returns the final error if
+something may still be billing.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def find_finished(home: Home, typed: str | None) -> RunRow | Trained:
 
 
 def find_any(home: Home, typed: str | None, *, changes: str = "") -> RunRow | Trained:
-    """Find a launched run, or a run of `homing train` if that is live or newer.
+    """Return a launched run, or a run of `homing train` if that one is live or newer.
 
     A launched run that is live, bills or may resume comes first, because it costs money.
     """
@@ -104,7 +105,7 @@ def find_any(home: Home, typed: str | None, *, changes: str = "") -> RunRow | Tr
     other_folder = begun_elsewhere(trained.run) if typed is not None else None
     rows = _named(home, trained.name)
     if other_folder is not None and any(begun_elsewhere(row.id) is None for row in rows):
-        return find_run(home, typed, changes=changes)  # a name means a run of this folder
+        return find_run(home, typed, changes=changes)  # a name means a run that was started in this folder
     called = [row for row in rows if other_folder or begun_elsewhere(row.id) is None]
     launched = _newest(home)[:1] if typed is None else called
     is_later = not trained.is_live and any(row.created_at >= trained.began_at for row in launched)
@@ -168,7 +169,7 @@ def name_here(row: RunRow) -> str:
 
 
 def is_stranger(row: RunRow) -> bool:
-    """Return True if the run belongs to another folder but has the same name as a run file here."""
+    """Return True if the run was started in another folder but has the same name as a run file here."""
     return begun_elsewhere(row.id) is not None and file_called(row.name) is not None
 
 
@@ -179,7 +180,7 @@ def _file(typed: str | None) -> Path | None:
 
 
 def _name(home: Home, typed: str | None, file: Path | None) -> str | None:
-    """Return the run name. If a run has the typed name, it wins over a file of that name."""
+    """Return the run name. A run with the typed name takes precedence over a file of that name."""
     if file is None or typed is None or _named(home, typed):
         return typed
     return name_meant(file)
@@ -235,7 +236,7 @@ def _of_another_folder(run_id: str, name: str, other_folder: Path, file: Path | 
 
 
 def _check_lost(home: Home, typed: str | None, name: str | None, file: Path | None) -> bool:
-    """Search the providers for a run that is not in the ledger. Return True if any provider was queried.
+    """Search the providers for a run that is missing from the ledger. Return True if any provider was queried.
 
     Raises StillBilling if something unknown to the ledger may be billing.
     """

@@ -46,7 +46,7 @@ class Listing:
     runs: list[Status]
     trained: list[Trained]
     billing: list[LedgerLine]
-    forgotten: list[LedgerLine]  # billing lines that belong to no known run
+    forgotten: list[LedgerLine]  # ledger lines that may be billing and belong to no known run
     things: list[Resource]  # volumes and other resources that bill
     problems: list[str]
     num_known: int
@@ -100,7 +100,7 @@ def _list_runs(home: Home, last: int, is_all: bool) -> Listing:
 
 
 def _kept(home: Home, status: Status) -> dict[str, object] | None:
-    """Return the storage costs of an ended run. Requires one listing of the store per run."""
+    """Return the storage costs of an ended run. This lists the store once for each run."""
     found = kept_by(home, status.run) if not status.run.is_live else None
     return found.to_dict() if found else None
 
@@ -110,7 +110,7 @@ def forgotten_words(line: LedgerLine) -> str:
 
 
 def billing_words(billing: list[LedgerLine], things: list[Resource], problems: list[str]) -> list[str]:
-    """Describe what costs money now and how to end it, in one or two sentences."""
+    """Return one or two sentences that say what costs money now and how to end it."""
     said, charged = [], [line for line in billing if meter.is_charged(line)]
     if charged:
         rate = sum((Decimal(line.rate_usd_per_hour) for line in charged), Decimal(0))

@@ -76,7 +76,7 @@ class Trained:
 
     @property
     def where(self) -> str:
-        """Describe the progress as far as reported: the first metrics are written only after some steps."""
+        """The progress reported so far. The first metrics are written only after some steps."""
         if self.steps:
             return f"{self.phase} step {self.steps}"
         return "before its first metrics" if self.step is None else "before its first step"
@@ -96,7 +96,7 @@ class Trained:
 
 
 def trained_here(home: Home, known: set[str]) -> list[Trained]:
-    """List the runs trained here, newest first. One with an unreadable record is listed by its folder name."""
+    """Return the runs trained here, newest first. If a run's record is unreadable, its name is that of its folder."""
     world, folder = home.world, home.path / "runs"
     ids = world.listdir(folder) if world.is_dir(folder) else []
     begun = [(world.modified_at(folder / each / file_names.TRAINER_LOCK), each) for each in ids
@@ -182,7 +182,7 @@ def _last_line(home: Home, folder: Path) -> tuple[str, int | None]:
     """Return the phase and step last reported by a trainer that has not ended."""
     path = folder / file_names.METRICS
     try:
-        # Read only the end: a dashboard does this every few seconds, and a long run's file has megabytes.
+        # Read only the end of the file: a dashboard does this every few seconds, and a long run's file is large.
         last = codec.loads(Metric, home.world.read(path, max(0, home.world.size(path) - _END_BYTES)).splitlines()[-1])
     except (OSError, IndexError, codec.WireError):
         return "", None

@@ -104,7 +104,7 @@ def eval_model(
 
 
 def _refuse_idle(of_answers: list[str], window: int, sets: list[What]) -> None:
-    """Refuse a flag that applies to none of the sets, because ignoring it silently would be misleading."""
+    """Raise UsageError for an option that applies to none of the sets; ignoring it silently would be misleading."""
     from homing.lm.evals.task_file import TaskFile
     from homing.lm.evals.text_loss import Text
 

@@ -43,7 +43,7 @@ class Ended:
     left: list[Finding] = field(default_factory=list)  # resources that still exist
     removed: dict[str, Any] = field(default_factory=dict)  # files removed from the store, by run id
     is_resource: bool = False  # True if the user named a resource such as a volume, not a run or an instance
-    error: HomingError | None = None  # a named resource still exists
+    error: HomingError | None = None  # set if a named resource still exists
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -133,7 +133,7 @@ def ids_of(whole: str, mark: str) -> set[str]:
 
 
 def runs_to_end(home: Home, run: str | None, only: list[LedgerLine], *, is_all: bool) -> list[RunRow]:
-    """Return the runs affected."""
+    """Return the affected runs."""
     if is_all:
         return _runs_with_instances(home)
     if only:

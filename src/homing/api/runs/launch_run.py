@@ -98,7 +98,7 @@ class LaunchInterrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """How to launch a run; the names are those of `homing launch`."""
+    """Options for a launch, named as in `homing launch`."""
 
     spend_limit_usd: Decimal | None = None  # required here or as limits.spend in the run file
     name: str | None = None
@@ -119,7 +119,7 @@ class LaunchOptions:
 
 
 class Answers(Protocol):
-    """The questions of a launch. Nothing is rented unless they are answered with yes."""
+    """Answers the questions of a launch. Nothing is rented unless every answer is yes."""
 
     def select(self, plan: Plan) -> OfferPlan | None: ...
 
@@ -333,7 +333,7 @@ def _limited(loaded: Loaded, limit: Decimal) -> Loaded:
 
 
 def _words(loaded: Loaded, asked: LaunchOptions) -> Words:
-    """Return the run as the user typed it, for the commands that error messages suggest; if resumed, only its name."""
+    """Return the run as the user typed it, for the commands that messages suggest; only the name of a resumed run."""
     changes = as_typed(asked.sets, is_smoke=asked.is_smoke)
     typed = "" if asked.resume else f"{typed_name(loaded.file)}{changes}"
     return Words(loaded.run.name, typed, asked.resume)

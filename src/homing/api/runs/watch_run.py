@@ -127,7 +127,7 @@ def _learned(home: Home, run: RunRow) -> str:
 
 
 def _what_to_do_with_it(home: Home, run: RunRow) -> str:
-    """For a finished run: how to fetch it, or where it is and how to use it."""
+    """Return how to fetch a finished run's model, or where the model is and how to use it."""
     last = next(reversed(_steps_by_phase(home, run)), "")
     place = _place(home, run, last)
     model = run.name if place == MODELS / run.name else shlex.quote(str(place))

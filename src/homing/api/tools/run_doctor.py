@@ -53,7 +53,7 @@ def run_doctor(
     """Check keys, permissions, clients, SSH, disk, clock, ledger and store, and with a run its file, data and store.
 
     Creates nothing, except for a probe file in the store of the run, which is deleted again. `on_check` is called with
-    each result, `notify` with the subject of the check in progress.
+    each result, and `notify` with the subject of the check in progress.
     """
     checks = list[Check]()
     with open_home() as home:

@@ -1,4 +1,4 @@
-"""`homing train`: train on this machine, with the same trainer as on a rented instance.
+"""`homing train`: train on this computer, with the same trainer as on a rented instance.
 
 The same command resumes the newest unfinished run of that name; --fresh starts a new one. --extend trains a finished or
 stopped model for more steps. On Ctrl-C, the trainer saves a checkpoint, and this verb prints how to resume.
