@@ -1,4 +1,4 @@
-"""Lists the accounts that a user may need, each with its key variables, key-creation page and usage page."""
+"""Lists the accounts that a user may need, with the environment variables, web pages and files for their API keys."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Account:
     key_page: str  # the web page where the user can create a key
     usage_page: str  # the provider's own usage and billing page
     url_env: str = ""  # environment variable that overrides the provider's address, for tests and proxies
-    url: str = ""  # an address that sends a Date header, to check the local clock against
-    extra: str = ""  # the pip extra to install for it, as in homing[aws]
-    login: str = ""  # a command that stores the key in a file instead of a variable
+    url: str = ""  # an address that responds with a Date header, so that the local clock can be checked against it
+    extra: str = ""  # the pip extra that this account needs, as in homing[aws]
+    login: str = ""  # a command that stores the key in a file instead of an environment variable
     files: tuple[str, ...] = ()  # the files in which `login` stores the key, relative to the user's home folder
 
     def is_set(self, environment: Mapping[str, str], world: World) -> bool:
@@ -97,8 +97,8 @@ ACCOUNTS: dict[str, Account] = {
     ),
 }
 
-# The only variables that a .env file may set: API keys and tokens. Addresses, paths, options and the tokens that
-# protect our own servers are excluded, so that someone else's .env file cannot set them.
+# A .env file may set only these variables: API keys and tokens. Addresses, paths, options and the tokens that protect
+# homing's own servers are excluded, so that someone else's .env file cannot set them.
 CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",

@@ -2,7 +2,7 @@
 
     {name: question} -> in parallel, each with the deadline -> {name: its answer, or the error}
 
-The deadline is shorter when a limit is near, because the caller must then be free to enforce it.
+The deadline is shorter when a run is about to reach a limit, because the caller must then be free to enforce it.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from homing.world import World
 __all__ = ["ASK_S", "NEAR_LIMIT_TIMEOUT_S", "ask_all", "ask_store", "cause", "patience_s"]
 
 ASK_S = 30.0  # how long a provider may take to answer
-# The timeout when a limit is near. It is shorter, because several such calls precede the limit check.
+# The timeout when a limit is about to be reached. It is shorter because several such calls precede the limit check.
 NEAR_LIMIT_TIMEOUT_S = 5.0
 T = TypeVar("T")
 
 
 def patience_s(world: World, by: float) -> float:
-    """Return how long to wait for an answer if the caller must enforce a limit at `by` (Unix seconds)."""
+    """Return how many seconds to wait for an answer if the caller must enforce a limit at `by` (Unix seconds)."""
     return min(ASK_S, max(NEAR_LIMIT_TIMEOUT_S, by - world.now()))
 
 
 def ask_store(address: str, question: Callable[[], T], name: str, world: World) -> T:
     """Call `question`, which queries the store at `address`, and return its answer.
 
-    Raises ProviderSilent if a remote store does not answer before the deadline. A hanging S3 request would be retried
-    for minutes, and the caller may be the only guard of a machine.
+    Raises ProviderSilent if a remote store does not answer before the deadline. Without a deadline, a hanging S3
+    request would be retried for minutes, and the caller may be the only process that enforces an instance's limit.
     """
     if address.startswith("file:"):
         return question()
@@ -53,7 +53,7 @@ def ask_all(
         if isinstance(answer, TimeoutError):
             answer = ProviderSilent(
                 what=f"{name} did not answer within {timeout_s:.3g} s.",
-                fix="Try again in a minute; if a proxy or firewall blocks it: homing doctor",
+                fix="Try again in a minute. To check whether a proxy or firewall blocks it: homing doctor",
             )
         elif isinstance(answer, Exception) and not isinstance(answer, (HomingError, OSError)):
             raise answer

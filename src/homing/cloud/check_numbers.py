@@ -3,9 +3,9 @@
     value  -> read_figure -> a Decimal that is safe to compute with, or None if it is implausible
     answer -> Figures     -> usd, rate, whole, seconds, moment; `problems` names each rejected figure
 
-Python's JSON parser accepts NaN, Infinity and 1e308, and a tag may hold any text. Such a figure must not become part of
-a bill or abort a status check. The caller keeps the last plausible figure or our own estimate instead, and reports the
-problem.
+Python's JSON parser accepts NaN, Infinity and 1e308, and an instance's tag may contain any text. Such a figure must
+neither become part of a bill nor abort a status check. Instead, the caller keeps the last plausible figure or our own
+estimate, and reports the problem.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from decimal import Decimal
 
 __all__ = ["MOST_USD", "MOST_USD_PER_HOUR", "Figures", "read_figure", "read_moment", "read_port"]
 
-# maximum spend for one instance; the most expensive 8-GPU machine costs about a million dollars a year
+# the highest plausible cost of one instance; the most expensive 8-GPU machine costs about a million dollars a year
 MOST_USD = Decimal(10**7)
 MOST_USD_PER_HOUR = Decimal(10**4)
 _MOST_COUNT = 10**15
 _LONGEST_TEXT = 100  # maximum number of characters in a plausible number
 _SMALLEST = Decimal("1e-12")
-_OLDEST_S = 10 * 365 * 86400.0  # the oldest that we expect a live instance to be
+_OLDEST_S = 10 * 365 * 86400.0  # the highest age that we expect of a live instance
 _AHEAD_S = 2 * 86400.0  # the largest difference that we expect between two machines' clocks
 
 
@@ -31,7 +31,7 @@ def read_figure(value: object, most: Decimal | int, *, least: Decimal | int = 0)
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
         return None
     if isinstance(value, int) and abs(value) > 10**40:
-        return None  # converting a huge integer to text is slow, and Python refuses to do it beyond a certain length
+        return None  # converting a huge integer to text is slow, and beyond a certain length Python raises an error
     text = str(value).strip()
     if len(text) > _LONGEST_TEXT:
         return None
@@ -52,9 +52,9 @@ def read_port(value: object) -> int | None:
 
 
 def read_moment(value: object) -> float | None:
-    """Return a number, an RFC 3339 time or a datetime as Unix seconds, or None if it is none of these.
+    """Return `value`, a number, an RFC 3339 time or a datetime, as Unix seconds, or None if it is none of these.
 
-    Go writes "not yet" as a time in year 1, which counts as None.
+    Providers written in Go send the zero time, in year 1, for something that has not happened yet. It counts as None.
     """
     if isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\d", value.strip()):
         if value.startswith("0001-"):
@@ -75,7 +75,7 @@ def read_moment(value: object) -> float | None:
 
 
 class Figures:
-    """Reads the numbers in one response. `source` names the sender in messages."""
+    """Reads the numbers in one response. `source` is the name of the sender, for messages."""
 
     def __init__(self, source: str) -> None:
         self.source = source

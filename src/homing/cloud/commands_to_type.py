@@ -1,8 +1,7 @@
-"""Builds commands for error messages. They name the run as the user typed it, so that they work when pasted.
+"""Builds the commands that error messages suggest. They work when pasted, because they name the run as the user did.
 
-The name inside a run file may differ from the name of the file, and a file outside ./runs is found only by its path.
-Only the CLI knows what the user typed, so it passes that text along with the launch request, and this module builds
-the commands from it.
+The name in a run file may differ from the file's own name, and a file outside ./runs can be found only by its path.
+Only the CLI knows what the user typed, so it passes that text along with the launch request.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Destroys instances, and the volumes and keys created for them, until the provider confirms that they are gone.
+"""Destroys instances and their volumes and keys, and retries until the provider confirms that they are gone.
 
     record the request -> provider.destroy, repeated -> not listed any more -> its volumes and keys -> receipt
                                                      -> deadline: StillBilling, our most severe error
                                                      -> in a different account, invisible to this key: same error
 
 We try to destroy every instance before raising any error, so that one failure leaves no other machine billing.
-The run's lease does not matter here, because a billing instance may always be destroyed.
+Which computer holds the run's lease does not matter here, because a billing instance may always be destroyed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 DEADLINE_S = 60.0
-_RESOURCE_S = 60.0  # timeout for a volume, key or group that no instance uses
+_RESOURCE_S = 60.0  # timeout for destroying a volume, key or group that no instance uses
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
 # extra time for an attempt that began before the deadline, because each request has its own timeout and retries
@@ -63,7 +63,7 @@ _LAST_TRY_S = 150.0
 
 @dataclass(frozen=True)
 class Destroyed:
-    """The result of a destroy: the closed ledger lines and their total spend."""
+    """The ledger lines of the destroyed instances, now closed, and their total spend."""
 
     lines: list[LedgerLine]
     spend_usd: Decimal
@@ -76,7 +76,7 @@ def open_lines(home: Home, run: RunRow | None) -> list[LedgerLine]:
 
 
 def would_be_lost(home: Home, run: RunRow) -> str:
-    """Return a sentence about work that exists only on the instance, or "" if everything of value is in the store."""
+    """Describe the work that exists only on the instance, or return "" if everything of value is in the store."""
     lines = [line for line in open_lines(home, run) if line.created_at is not None]
     if not lines:
         return ""
@@ -96,7 +96,7 @@ def would_be_lost(home: Home, run: RunRow) -> str:
 
 
 def destroy_run(home: Home, run: RunRow, *, deadline_s: float = DEADLINE_S) -> Destroyed:
-    """Destroy every instance of a run. Succeeds for instances that are already gone."""
+    """Destroy every instance of a run. An instance that is already gone is not an error."""
     closed = [line for line in home.ledger.lines(run.id) if line.destroyed_at is not None]
     done = destroy_lines(home, open_lines(home, run), deadline_s=deadline_s)
     _end_left_resources(home, closed)
@@ -109,7 +109,7 @@ def destroy_run(home: Home, run: RunRow, *, deadline_s: float = DEADLINE_S) -> D
         home.ledger.set_run(
             run.id, state="stopped", reason="destroyed manually", exit_code=None, ended_at=home.world.now()
         )
-    # From here on, no guard resumes the run. If a guard was just relaunching it, that attempt has a ledger line by now.
+    # From now on, no guard resumes the run. If a guard was just relaunching it, that attempt is in the ledger by now.
     late = destroy_lines(home, open_lines(home, run), deadline_s=deadline_s)
     return Destroyed(done.lines + late.lines, done.spend_usd + late.spend_usd)
 
@@ -124,17 +124,17 @@ def destroy_lines(home: Home, lines: list[LedgerLine], *, deadline_s: float = DE
 
 
 def end_each(home: Home, lines: list[LedgerLine], *, deadline_s: float, by: float = math.inf) -> dict[str, Problem]:
-    """Destroy the instances of these lines; return a problem, by mark, for each one not confirmed gone.
+    """Destroy these lines' instances. Return a dict, by mark, of the problems with those not confirmed gone.
 
-    `by` (Unix seconds) is the time by which the caller must move on. A call that has not answered by then continues in
-    the background and counts as unconfirmed.
+    `by` (Unix seconds) is the time by which the caller must move on. A request that is still unanswered then continues
+    in the background, and its instance counts as not confirmed gone.
     """
-    with _bookkeeping():  # before we read the time: if the clock was set back, the receipt would be too low
+    with _bookkeeping():  # must precede any use of the time: if the clock was set back, the receipt would be too low
         follow_clock(home)
     for line in lines:
-        # Record the request first: if this process dies now, every later command reports this destroy as unconfirmed. A
-        # ledger that cannot be written (full disk) must not keep a machine billing, so continue, and let the receipt
-        # fail loudly.
+        # Record the request first: if this process dies now, every later command reports that the instance was not
+        # confirmed gone. If the ledger cannot be written (full disk), continue anyway, because the machine must not
+        # keep billing. Writing the receipt then fails with an error.
         with _bookkeeping():
             home.ledger.ask_destroy(line.mark, home.world.now())
     return _destroy_each(home, _as_written(home, lines), deadline_s, by)
@@ -142,9 +142,9 @@ def end_each(home: Home, lines: list[LedgerLine], *, deadline_s: float, by: floa
 
 @dataclass(frozen=True)
 class Problem:
-    """The reason why an instance is not confirmed gone. An empty `text` means no problem.
+    """The reason why an instance is not confirmed gone. An empty `text` means that there is no problem.
 
-    `fix` is set if a retry cannot help.
+    `fix` tells the user what to do if a retry cannot help.
     """
 
     text: str
@@ -153,13 +153,13 @@ class Problem:
 
 
 def _destroy_each(home: Home, lines: list[LedgerLine], deadline_s: float, by: float) -> dict[str, Problem]:
-    """Destroy the instances in parallel across providers, so that no silent provider delays the others."""
+    """Destroy the instances, with all providers in parallel, so that an unresponsive one does not delay the others."""
     by_provider: dict[str, list[LedgerLine]] = {}
     for line in lines:
         by_provider.setdefault(line.provider, []).append(line)
 
     calls = [lambda own=own: _destroy_in_turn(home, own, deadline_s) for own in by_provider.values()]
-    # With a single provider there are no others to delay, so its own deadlines apply in full.
+    # A single provider cannot delay any others, so the call gets its full deadline.
     longest_s = min(_longest_s(by_provider, deadline_s), max(NEAR_LIMIT_TIMEOUT_S, by - home.world.now()))
     is_alone = len(calls) == 1 and math.isinf(by)
     found = [calls[0]()] if is_alone else home.world.together(calls, longest_s)
@@ -178,10 +178,10 @@ def _longest_s(by_provider: dict[str, list[LedgerLine]], deadline_s: float) -> f
 
 
 def end_duplicates(home: Home, line: LedgerLine, list_owned: Callable[[], list[Instance]] | None = None) -> list[str]:
-    """Destroy duplicate instances under one mark, keeping the one in the ledger; return the actions as sentences.
+    """Destroy all instances with the line's mark except the one in the ledger. Return one sentence for each of them.
 
-    A create call that seemed lost may take effect late. A destroy that fails now is retried in the next pass. A caller
-    that checks many lines passes `list_owned`, so that each provider is listed only once.
+    Such a duplicate appears if a create call that seemed lost takes effect late. If it cannot be destroyed now, the
+    next pass tries again. A caller that checks many lines passes `list_owned`, so that each provider is queried once.
     """
     ended = []
     with contextlib.suppress(HomingError, OSError):
@@ -193,7 +193,7 @@ def end_duplicates(home: Home, line: LedgerLine, list_owned: Callable[[], list[I
                 provider.destroy(each.id)
                 with _bookkeeping():
                     note_duplicate(home, line, each)
-                ended.append(f"Destroyed the duplicate {each.id}: {line.instance_id} has the same mark, {line.mark}.")
+                ended.append(f"Destroyed {each.id}, a duplicate of {line.instance_id}: both were named {line.mark}.")
     return ended
 
 
@@ -202,7 +202,7 @@ def still_billing(home: Home, lines: list[LedgerLine], problems: Mapping[str, Pr
     said, problems = [], problems or {}
     for line in lines:
         page, costs = _page(home, line), ""
-        with _bookkeeping():  # the alert must be sent even if the spend cannot be computed
+        with _bookkeeping():  # the error must be reported even if the spend cannot be computed
             spend = meter.show_usd(meter.line_spend(line, home.world.now()))
             if meter.is_charged(line):
                 costs = f" at {meter.show_usd(Decimal(line.rate_usd_per_hour))}/h, {spend} so far"
@@ -230,11 +230,11 @@ def _page(home: Home, line: LedgerLine) -> str:
     try:
         return home.provider_of(line).page
     except Exception:
-        return ""  # the alert must be sent even if the provider cannot be opened here
+        return ""  # the error must be reported even if the provider cannot be opened here
 
 
 def _as_written(home: Home, lines: list[LedgerLine]) -> list[LedgerLine]:
-    """Return the lines as they are in the ledger now, or as given if the ledger cannot be read."""
+    """Return the current ledger rows for these lines, or the lines themselves if the ledger cannot be read."""
     marks = {line.mark for line in lines}
     try:
         found = list(home.ledger.lines_marked(list(marks)).values())
@@ -245,7 +245,7 @@ def _as_written(home: Home, lines: list[LedgerLine]) -> list[LedgerLine]:
 
 
 def _destroy_in_turn(home: Home, lines: list[LedgerLine], deadline_s: float) -> dict[str, Problem]:
-    """Try to destroy each instance once, then retry the rest until the deadline. Return the problems by mark."""
+    """Try to destroy each instance, then retry those that remain until the deadline. Return the problems by mark."""
     problems = {line.mark: _try(home, line) for line in lines}
     until, pause_s = home.world.monotonic() + deadline_s, _FIRST_PAUSE_S
     while True:
@@ -265,7 +265,7 @@ def _try(home: Home, line: LedgerLine) -> Problem:
         # The provider was never asked for an instance, and begin_create refuses a line with a destroy request.
         try:
             receipt(home, line, None, "never created")
-        except Exception as exc:  # the line is still open; report that, and destroy the other instances
+        except Exception as exc:  # the line is still open; report this problem, and destroy the other instances
             return Problem(_words(exc))
         return Problem("")
     try:
@@ -289,7 +289,7 @@ def _words(exc: Exception) -> str:
 
 @contextlib.contextmanager
 def _bookkeeping() -> Iterator[None]:
-    """Suppress errors of ledger writes and cost computations.
+    """Suppress errors from ledger writes and cost computations.
 
     A full disk, a damaged ledger row or an absurd figure must not keep the destroy request from being sent.
     """
@@ -308,7 +308,7 @@ def _try_once(home: Home, line: LedgerLine) -> str:
     _note_ids(home, line, shown, instance_id)
     blind = None if ids else _account_problem(home, provider, line)
     refusal = _ask_each(provider, list(dict.fromkeys([*ids, *([instance_id] if instance_id else [])])))
-    # Costs are computed only from here on, so that no computation can delay the destroy request.
+    # Compute costs only after the destroy request, so that no computation can delay it.
     line = _count(home, line, shown, instance_id)
     if refusal is not None:
         raise refusal
@@ -326,14 +326,14 @@ def _try_once(home: Home, line: LedgerLine) -> str:
         return problem
     instance = provider.describe(instance_id) if instance_id is not None else None
     now = next(iter(_as_written(home, [line])), line)
-    if now.instance_id not in (None, instance_id):  # in the meantime, its launch repeated the create call
+    if now.instance_id not in (None, instance_id):  # the launch has repeated the create call in the meantime
         return f"{now.instance_id} appeared with the same mark."
     receipt(home, line, instance, _note(line, instance))
     return ""
 
 
 def _shown(provider: Provider, line: LedgerLine) -> list[Instance]:
-    """Return the instances with the line's mark, because the line has no instance id if a create call got no answer."""
+    """Return the instances with the line's mark. If a create call got no answer, only the mark can identify them."""
     try:
         return [instance for instance in provider.list_owned() if instance.mark == line.mark]
     except Exception:
@@ -343,21 +343,21 @@ def _shown(provider: Provider, line: LedgerLine) -> list[Instance]:
 
 
 def _note_ids(home: Home, line: LedgerLine, shown: list[Instance], instance_id: str | None) -> None:
-    """Record the ids of all instances under the mark first, so that each has a line even if this process dies now.
+    """Record the ids of all instances with the mark, so that each has a ledger line even if this process dies now.
 
-    Costs are not computed yet.
+    No costs are computed here, because that could delay the destroy request.
     """
     for each in shown:
         with _bookkeeping():
             if each.id == instance_id:
                 home.ledger.update(line.mark, instance_id=each.id)
             else:
-                add_duplicate(home, line, each)  # the duplicate is destroyed together with this line's instance
+                add_duplicate(home, line, each)  # a duplicate, which is destroyed together with this line's instance
 
 
 def _count(home: Home, line: LedgerLine, shown: list[Instance], instance_id: str | None) -> LedgerLine:
     """Record the spend so far. The instance was alive a moment ago, whatever its agent has reported."""
-    with _bookkeeping():  # from here on, setting the clock back cannot reduce the receipt
+    with _bookkeeping():  # after this, setting the clock back can no longer reduce the receipt
         seen_spend(home, line)
     for each in shown:
         with _bookkeeping():
@@ -383,8 +383,8 @@ def _ask_each(provider: Provider, ids: list[str]) -> Exception | None:
 def _account_problem(home: Home, provider: Provider, line: LedgerLine) -> Exception | None:
     """Return the error if the account behind this key cannot be identified, or None if it is the right account.
 
-    If the account is unknown, the destroy is still requested, but an instance that is not listed does not count as
-    gone. Raises OtherAccount if the key is known to belong to a different account.
+    If the account cannot be identified, the caller still requests the destroy, but an instance that is not listed does
+    not count as gone. Raises OtherAccount if the key is known to belong to a different account.
     """
     try:
         check_account(home, provider, line)
@@ -396,15 +396,14 @@ def _account_problem(home: Home, provider: Provider, line: LedgerLine) -> Except
 
 
 def _may_still_appear(home: Home, provider: Provider, line: LedgerLine) -> bool:
-    """Return True if a create call with a lost answer may still take effect.
+    """Return True if a create call whose answer was lost may still take effect.
 
-    That is possible until the grace period is over, unless the provider refused the create call or its list is never
-    stale.
+    It may until the grace period is over, unless the provider refused the call or always lists instances immediately.
     """
     assert line.created_at is not None, line
     if provider.settle_s <= 0 or line.state == REFUSED:
         return False
-    # A destroy request comes after the create call. If the request has the earlier time, the clock was set back between
+    # A destroy request always follows the create call. If its recorded time is earlier, the clock was set back between
     # the two, so count from the time of the request.
     asked_at = home.ledger.destroy_asked_at(line.mark)
     since = line.created_at if asked_at is None else min(line.created_at, asked_at)
@@ -418,14 +417,14 @@ def _note(line: LedgerLine, instance: Instance | None) -> str:
 
 
 def _end_left_resources(home: Home, closed: list[LedgerLine]) -> None:
-    """Destroy the resources of attempts that have ended, without retries. `homing reconcile` shows what is left."""
+    """Destroy the resources of attempts that have ended, without retries. `homing reconcile` shows any that remain."""
     for line in closed:
         with contextlib.suppress(HomingError, OSError):
             end_resources(home.provider_of(line), line.mark)
 
 
 def end_finding(home: Home, finding: Finding) -> str:
-    """Destroy a resource that `survey` found; return "" once the provider no longer lists it, otherwise the reason."""
+    """Destroy an instance or resource found by `survey`. Return "" once it is gone, otherwise the reason why not."""
     try:
         if finding.line is not None:
             destroy_lines(home, [finding.line])
@@ -439,7 +438,7 @@ def end_finding(home: Home, finding: Finding) -> str:
 
 
 def _end_resource(home: Home, resource: Resource) -> str:
-    # A resource of a different home is reached with the provider settings of an instance adopted from that home.
+    # A resource of another $HOMING_HOME is accessed through the provider of an instance adopted from there.
     others = home.ledger.lines_of_others(owner_prefix(home.owner))
     lines = [line for line in others if owner_in(line.mark) == owner_in(resource.mark) != home.owner]
     line = next((each for each in lines if each.provider == resource.provider), None)

@@ -1,4 +1,4 @@
-"""Home: homing's data on the user's computer, and the providers and stores that it opens from there.
+"""`Home`: the folder $HOMING_HOME on the user's computer, and the providers and stores that are opened from there.
 
     $HOMING_HOME/owner  ledger.sqlite  speed.json  runs/<run id>/  launching/<mark>  local/<instance id>/  store/
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["LAUNCH_NOTE", "LEDGER", "Home"]
 
 LEDGER = "ledger.sqlite"
-LAUNCH_NOTE = "launch.json"  # a file in runs/<run id>/ with the chosen offer, and whether it was a smoke run
+LAUNCH_NOTE = "launch.json"  # a file in runs/<run id>/ that records the chosen offer and whether it was a smoke run
 
 
 class Home:
@@ -40,9 +40,9 @@ class Home:
         world.keep_private(path)
         self.ledger = Ledger(path / LEDGER, world)
         self._providers: dict[str, Provider] = {}
-        # Mark -> dollars when this process last checked, and the monotonic time of that check.
+        # Maps a mark to the spend (in dollars) at this process's last check, and the monotonic time of that check.
         self.seen_spend: dict[str, tuple[Decimal, float]] = {}
-        # Provider -> monotonic time when it last failed to identify our key's account.
+        # Maps a provider to the monotonic time when it last failed to identify our key's account.
         self.unanswered_at: dict[str, float] = {}
 
     @cached_property
@@ -55,7 +55,7 @@ class Home:
 
     @property
     def has_owner(self) -> bool:
-        """Return True if an owner exists, without creating one."""
+        """Return True if the owner file exists, without creating it."""
         return self.world.exists(self.owner_path)
 
     @property
@@ -64,13 +64,13 @@ class Home:
         return self.ledger.file.is_there
 
     def is_ours(self, mark: str) -> bool:
-        """Return True if this home created the resource with this mark, rather than a different home or a person."""
+        """Return True if the mark shows that the resource was created from this $HOMING_HOME."""
         return mark.startswith(owner_prefix(self.owner))
 
     def owner_in_ledger(self) -> str:
         """Return the owner of the newest mark in the ledger, or "" if it has none.
 
-        Adopted marks do not count, because they belong to a different home.
+        Adopted marks do not count, because they belong to another $HOMING_HOME.
         """
         if not self.has_ledger:
             return ""
@@ -84,15 +84,15 @@ class Home:
         return self._providers[name]
 
     def provider_of(self, line: LedgerLine) -> Provider:
-        """Return the line's provider. If the line was adopted, show only instances adopted from the same owner."""
+        """Return the line's provider. If the line was adopted, it lists only instances adopted from the same owner."""
         if self.is_ours(line.mark):
             return self.provider(line.provider)
         adopted = self.ledger.adopted()
         mark = shown_mark(line.mark)
         if mark not in adopted:
             raise ProviderRefused(
-                what=f"{line.mark} belongs to another home and was not adopted here.",
-                why=f"The marks of this home begin with {owner_prefix(self.owner)}",
+                what=f"{line.mark} belongs to another homing home directory and has not been adopted by this one.",
+                why=f"The names of this directory's instances begin with {owner_prefix(self.owner)}",
                 fix="Adopt it: homing adopt STORE RUN",
             )
         its = adopted[mark]
@@ -101,8 +101,7 @@ class Home:
             raise ProviderRefused(
                 what=f"{line.mark} was launched from {its.host or 'another computer'};"
                 " only that computer can query it.",
-                why=f"The files that {line.provider} needs to find its instances are in the home {its.home} on that"
-                " computer.",
+                why=f"The files that {line.provider} needs to find its instances are in {its.home} on that computer.",
                 fix=f"On {its.host or 'that computer'}: homing destroy {line.run_id}",
             )
         path = Path(its.home) if line.provider in HERE_ONLY else self.path
@@ -114,18 +113,18 @@ class Home:
         return cast(Provider, AdoptedOnly(self._providers[key], marks, named))
 
     def _named_volumes(self, provider: str, owner: str, marks: frozenset[str]) -> frozenset[str]:
-        """Return the marks of the volumes to which adopted runs refer in their run files.
+        """Return the marks of the volumes that adopted runs refer to in their run files.
 
-        All runs of the other home share these volumes, so their marks do not name an attempt. If that home is lost, the
-        volumes keep billing.
+        All runs from the other $HOMING_HOME share these volumes, so their marks contain no attempt number. If that
+        computer is lost, the volumes keep billing.
         """
         prefix, found = owner_prefix(owner), set[str]()
         for run_id in {line.run_id for line in self.ledger.lines() if shown_mark(line.mark) in marks}:
-            # the documents of the adopted run may not have been fetched
+            # the adopted run's documents may not have been fetched
             with contextlib.suppress(OSError, codec.WireError):
                 settings = codec.loads(Run, self.world.read(self.run_dir(run_id) / file_names.RUN)).cloud.settings
                 name = settings.get(provider, {}).get("volume")
-                # for other providers, `volume` is the size of a disk that carries the run's mark
+                # some providers use `volume` for the size of a disk; such a disk has the run's own mark
                 if isinstance(name, str) and name:
                     found.add(prefix + name.removeprefix(prefix))
         return frozenset(found)
@@ -133,18 +132,18 @@ class Home:
     def launch_lock(self, mark: str) -> Path:
         """Return the path of a launch's lock file.
 
-        The launching process takes the lock for `mark` before it records its intent, and holds the lock until it exits
-        for any reason. A process that tries the next offer if one fails also holds the lock for the run's id.
+        The launching process takes the lock for `mark` before it records the launch in the ledger, and holds it until
+        the process exits for any reason. A process that tries several offers also holds a lock for the run's id.
         """
         return self.path / "launching" / mark
 
     def may_go_on(self, run: RunRow) -> bool:
-        """Return True if the run has ended, but a guard or a launch in progress may still resume it."""
+        """Return True if the run has ended but a guard, or a launch that is in progress, may still resume it."""
         is_between = run.reason.startswith(UNDONE) and self.world.is_locked(self.launch_lock(run.id))
         return not run.is_live and (run.may_go_on or is_between)
 
     def configure(self, run: Run) -> None:
-        """Pass the run file's provider settings to the providers before making any request."""
+        """Pass the run file's provider settings to the providers. Call this before making any request."""
         if run.cloud.ssh is not None:
             cast("Ssh", self.provider("ssh")).configure(run.cloud.ssh)
         for name, settings in run.cloud.settings.items():
@@ -164,5 +163,5 @@ class Home:
         return self.path / "runs" / run_id
 
     def kept_log(self, run_id: str, mark: str) -> Path:
-        """Return where the log of a failed launch is kept. The provider's own copy disappears with the machine."""
+        """Return the path of a failed launch's log. The provider deletes its own copy together with the machine."""
         return self.run_dir(run_id) / f"{mark}.log"

@@ -1,9 +1,9 @@
 """Sets up a provider for the first time, in repeatable steps that do not change what already exists.
 
-    home and owner -> an SSH key, if its machines are reached by SSH -> the store, if one was named
-                   -> the provider's own steps, from an optional method, setup_steps()
+    $HOMING_HOME and owner -> an SSH key, if the provider's machines are accessed by SSH -> the store, if one was named
+                           -> the provider's own steps, from its optional method setup_steps()
 
-Steps are data until they are executed, so that the user can see them all first.
+The steps are only collected at first, so that the user can see all of them before any is executed.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ __all__ = ["SetUp", "Step", "steps_for", "write_key"]
 
 @dataclass(frozen=True)
 class Step:
-    text: str  # what the step creates, and where
+    text: str  # says what the step creates, and where
     is_done: bool
     do: Callable[[], None]
-    costs: str = ""  # what the result may cost to keep; "" if it is free
+    costs: str = ""  # says how the thing that it creates is billed; "" if it is free
 
 
 @runtime_checkable
 class SetUp(Protocol):
-    """A provider that needs something created once in the account: a role, a volume, an alert."""
+    """A provider that needs something to be created once in the user's account: a role, a volume or an alert."""
 
     def setup_steps(self) -> list[Step]: ...
 
@@ -58,7 +58,7 @@ def steps_for(name: str, home: Home, store: str = "") -> list[Step]:
 
 
 def write_key(path: Path, name: str, value: str, home: Home) -> None:
-    """Write NAME=VALUE to .env, replacing an earlier value. Only the owner can read the file."""
+    """Write NAME=VALUE to the .env file at `path`, replacing an earlier value. Only the user can read the file."""
     world = home.world
     lines = world.read(path).decode("utf-8").splitlines() if world.exists(path) else []
     kept = [line for line in lines if line.partition("=")[0].strip().removeprefix("export ") != name]
@@ -100,7 +100,7 @@ def _make_bucket(url: str) -> None:
     address = parse_s3(url)
     s3 = connect(address)
     region = address.region or region_of(address)
-    # us-east-1 is the only region that must not be specified.
+    # S3 rejects us-east-1 as a location constraint. It is the default region.
     where = {} if region in ("", "us-east-1") else {"CreateBucketConfiguration": {"LocationConstraint": region}}
     try:
         s3.client.create_bucket(Bucket=address.bucket, **where)

@@ -1,4 +1,4 @@
-"""Decides which offer a launch uses: the one named on the command line, or, if an offer is gone, the next in the plan.
+"""Decides which offer a launch uses: the one named on the command line, or the next in the plan if an offer is gone.
 
     --cloud hyperstack --region canada-1 --instance-type H100     a provider that resells other clouds: all three
     --region us-east-1 --instance-type g5.xlarge                  a provider with its own machines: these two are enough
@@ -11,9 +11,10 @@ If a named offer does not exist, the error lists the nearest ones, and no other 
 
 A failed launch leaves nothing behind, so the run continues with its next attempt, and its limit covers all attempts. If
 an agent starts and then gives up, the next offer is not tried, because the agent would give up there too. Between two
-offers no instance of the run is alive, so a lock shows that the launch continues. A stop, a destroy or a new limit from
-another terminal still takes effect then. The user may take a long time to answer, so the run is checked again
-after each answer. If the run was ended, it stays ended. If its limit changed, the question is asked again.
+offers, the run has no instance, so a lock shows that the launch is still in progress. Meanwhile, `homing stop`,
+`homing destroy` and `homing limit` in another terminal still take effect. The user may take a long time to answer, so
+the run is checked again after each answer. If it was ended, it stays ended. If its limit changed, the user is asked
+again.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from homing.wire.run_json import Limits
 __all__ = ["MAY_COST", "Exact", "is_within_plan", "launch_any", "name_of", "only", "without_spot"]
 
 _NEAR = 5
-MAY_COST = Decimal("1.5")  # a replacement may cost up to this many times what the agreed offer costs to finish
+MAY_COST = Decimal("1.5")  # finishing on a replacement may cost at most this many times as much as on the agreed offer
 _TRIES = 5
 
 
@@ -103,7 +104,7 @@ def without_spot(plan: Plan, words: Words) -> Plan:
         raise NoOffer(
             what=f"No provider currently has a non-spot offer for {plan.run.name}.",
             why=f"{len(plan.offers)} offers fit, but each may be preempted.",
-            fix=f"Launch without --no-spot, because a preempted run resumes from its checkpoint: {words.to('launch')}",
+            fix=f"Launch without --no-spot; a preempted run resumes from its last checkpoint: {words.to('launch')}",
         )
     return dataclasses.replace(plan, offers=rows)
 
@@ -161,7 +162,7 @@ def launch_any(
 
 @contextlib.contextmanager
 def _resuming(first: Draft, home: Home) -> Iterator[None]:
-    """Hold a lock that tells `homing stop` and `homing destroy` that a run between two offers has not ended."""
+    """Hold a lock, so that `homing stop` and `homing destroy` know that a run between two offers has not ended."""
     hold_lock(first.run.id, first.run.id, first.run.name, home)
     try:
         yield
@@ -186,9 +187,9 @@ def _next(
     notify: Callable[[str], None],
     agree: Callable[[OfferPlan, Draft], bool],
 ) -> tuple[Draft, RunRow] | None:
-    """Take offers from `rest` until one can be launched; return its draft and the run row on which it is based.
+    """Take offers from `rest` until one can be launched. Return its draft and the run's ledger row at that time.
 
-    Returns None if nothing is left or the user declined.
+    Returns None if no offer is left or the user declined.
     """
     last = _as_undone(first, home)
     while rest:
@@ -197,7 +198,7 @@ def _next(
         while True:
             try:
                 ready = _instead(first, last, row, home)
-            except UsageError as exc:  # the offer is too expensive for the rest of the limit, or cannot reach the store
+            except UsageError as exc:  # the offer costs more than the limit leaves, or cannot reach the store
                 notify(f"{name_of(row.offer)}: {exc.what}")
                 break
             if agreed is not None:

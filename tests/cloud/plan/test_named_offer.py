@@ -89,5 +89,5 @@ def test_without_spot_only_what_is_not_taken_away_is_left(
     with pytest.raises(NoOffer, match="non-spot offer") as caught:
         without_spot(plan, WORDS)
     assert caught.value.fix.startswith(
-        "Launch without --no-spot, because a preempted run resumes from its checkpoint: homing launch fern.yaml"
+        "Launch without --no-spot; a preempted run resumes from its last checkpoint: homing launch fern.yaml"
     )

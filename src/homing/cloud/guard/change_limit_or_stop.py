@@ -5,12 +5,12 @@
     stop     request to the agent -> wait until training and billing have ended
 
 If the process is killed while changing limits, the guards disagree for a while, but each still enforces either the old
-or the new limit. The provider's guard ends the machine without saving anything. So its limit is raised before anyone
-relies on the higher limit, and lowered after the agent has had time to land. The agent passes the new limit on to the
-dead-man.
+or the new limit. The provider's guard terminates the machine without saving anything. So its limit is raised before
+anything relies on the higher limit, and lowered only after the agent has had time to end training early. The agent
+passes the new limit on to the dead-man process.
 
-For a run between two machines, only the ledger and the run documents change. The next launch reads them: either a
-guard's relaunch, or a launch that lost its offer and rechecks after asking about the next one.
+For a run between two machines, only the ledger and the run documents change. They are read by the next launch, which is
+either a guard's relaunch or a launch that lost its offer and asks the user about the next one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _STOP_EVERY_S = 1.0
 
 @dataclass(frozen=True)
 class Change:
-    """A proposed change from old to new limits, which has not been applied yet."""
+    """A proposed change of a run's limits, which has not been applied yet."""
 
     run: RunRow
     lines: list[LedgerLine]
@@ -63,7 +63,7 @@ class Change:
     new_time_s: float
     spend_usd: Decimal
     worst_case_usd: Decimal
-    at_most: str = ""  # the prefix "at most " for spend_usd if that amount includes an upper bound
+    at_most: str = ""  # "at most ", to be shown before spend_usd, if that amount includes an upper bound
 
     @property
     def is_lower(self) -> bool:
@@ -85,7 +85,7 @@ def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | 
         resume = f"Resume with a higher limit: homing launch {run.id} --resume --spend-limit {more}"
         raise UsageError(
             what=f"{run.id} has ended: its state is {run.state}.",
-            why=f"{meter.at_most(*counted)}{meter.show_usd(spent)} was spent. Only a live run's limit can change.",
+            why=f"{meter.at_most(*counted)}{meter.show_usd(spent)} was spent. Only a live run's limit can be changed.",
             fix=f"homing fetch {run.id}   fetches the model." if run.state == "done" else resume,
         )
     require_owner(home, run)
@@ -100,7 +100,7 @@ def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | 
     if 0 < new_time_s <= lived_s:
         raise UsageError(
             what=f"A time limit of {format_duration(new_time_s)} has already passed.",
-            why=f"The instance of {run.id} has been up for {format_duration(lived_s)}.",
+            why=f"The instance that runs {run.id} has been up for {format_duration(lived_s)}.",
             fix=f"End it with a checkpoint: homing stop {run.id}   or at once: homing destroy {run.id}",
         )
     rate = Decimal(running[-1].rate_usd_per_hour) if running else Decimal(0)
@@ -115,8 +115,8 @@ def change_limit(
 ) -> bool:
     """Apply the change and return True if the agent confirmed it in a heartbeat before the deadline.
 
-    The result is False if no agent is running. Raises OtherAccount if this key cannot see one of the run's instances:
-    before any change if it is the only one and the limit rises, otherwise after everything else is done.
+    The result is False if no agent is running. Raises OtherAccount if this key cannot see one of the run's instances.
+    If that is its only instance and the limit rises, the error comes before any change, otherwise after all of them.
     """
     guards = _Guards([], [])
     if not change.is_lower:
@@ -137,8 +137,9 @@ def _check_spend(run: RunRow, new: Decimal, spent: Decimal, at_most: str) -> Non
     if new > spent:
         return
     raise UsageError(
-        what=f"{meter.show_usd(new)} is not above what {run.id} has already spent: {at_most}{meter.show_usd(spent)}.",
-        why="A limit that is already reached would end the run without a checkpoint.",
+        what=f"The new limit, {meter.show_usd(new)}, is not above what {run.id} has already spent:"
+        f" {at_most}{meter.show_usd(spent)}.",
+        why="A limit that has already been reached would end the run without a checkpoint.",
         fix=f"End it with a checkpoint: homing stop {run.id}   or at once: homing destroy {run.id}",
     )
 
@@ -150,7 +151,7 @@ class _Guards:
 
 
 def _set_guards(home: Home, change: Change) -> _Guards:
-    """Update the provider's guard of every billing instance that this key can see."""
+    """Update the limit that the provider enforces, for every billing instance that this key can see."""
     now, counted, made = home.world.now(), left_at_most(home, change.lines), _Guards([], [])
     end_by = meter.moment(PROVIDER, counted, change.new_usd, change.new_time_s, now)
     for line in billing_lines(change.lines):
@@ -158,13 +159,13 @@ def _set_guards(home: Home, change: Change) -> _Guards:
             continue
         provider = home.provider_of(line)
         try:
-            # With the key of a different account, the instance looks gone, and no guard would be set.
+            # With another account's key, the instance would look gone, and its limit would not be updated.
             check_account(home, provider, line)
         except OtherAccount as exc:
             made.unset.append((line, exc))
             continue
         if line.limit_usd is not None and change.new_usd > Decimal(line.limit_usd):
-            # Record the higher limit before the instance can cost more, because its maximum cost is computed from it.
+            # Record the higher limit first, because the instance's maximum cost is computed from the recorded limit.
             home.ledger.update(line.mark, limit_usd=str(change.new_usd))
         left = change.new_usd - meter.total_spend([each for each in counted if each.mark != line.mark], now)
         provider.set_guard(line.instance_id, left, end_by if math.isfinite(end_by) else None)
@@ -175,7 +176,8 @@ def _set_guards(home: Home, change: Change) -> _Guards:
 def _not_all(change: Change, line: LedgerLine, exc: OtherAccount) -> OtherAccount:
     limit = meter.show_usd(change.new_usd)
     return OtherAccount(
-        what=f"The limit of {change.run.id} is now {limit}, but {line.provider} could not apply it to {line.mark}.",
+        what=f"The limit of {change.run.id} is now {limit}, but it could not be applied to the instance {line.mark}"
+        f" on {line.provider}.",
         why=f"{exc.why} That instance keeps its previous limit.",
         fix=exc.fix,
     )
@@ -184,8 +186,8 @@ def _not_all(change: Change, line: LedgerLine, exc: OtherAccount) -> OtherAccoun
 def _write_down(home: Home, change: Change) -> Store:
     """Write the new limits to the ledger, the run documents and the run's record, and return the store."""
     run = change.run
-    # Update the ledger even if the run has ended in the meantime: a launch may be moving on to the next offer, and
-    # would use the old limit there.
+    # Update the ledger even if the run has ended in the meantime, because a launch may be about to try the next offer,
+    # and would use the old limit for it.
     home.ledger.set_run(run.id, spend_limit_usd=str(change.new_usd))
     resolved = relaunch.load_documents(home, run).run
     limits = dataclasses.replace(resolved.limits, spend_usd=str(change.new_usd), time_s=change.new_time_s)
@@ -198,8 +200,8 @@ def _write_down(home: Home, change: Change) -> Store:
 
 
 def _ask_agent(home: Home, change: Change, store: Store) -> int:
-    # The request keeps an instance age that was sent earlier, because the agent may not have read it yet. An outdated
-    # age is too low, which is harmless.
+    # The new request also contains the instance's age if it was sent earlier, because the agent may not have read it
+    # yet. By now that age is too low, which is harmless.
     return ask(home, change.run.id, store, spend_limit_usd=str(change.new_usd), time_limit_s=change.new_time_s).serial
 
 
@@ -235,7 +237,7 @@ def ask_to_stop(home: Home, run: RunRow, reason: str = "A stop was requested.") 
         )
     # Read the ledger row again, because reading the store may have taken a while, and a guard may have acted.
     now = home.ledger.run(run.id) or run
-    if home.may_go_on(now):  # no machine is up to read the request, and a guard or the launch may rent a new one
+    if home.may_go_on(now):  # no machine can read the request now, but a guard or the launch may rent a new one
         home.ledger.set_run(run.id, state="stopped", reason=reason, exit_code=0)
     store = home.store_of(run)
     last = read_document(store, run_key(run.id, file_names.REQUEST), Request)
@@ -246,7 +248,7 @@ def ask_to_stop(home: Home, run: RunRow, reason: str = "A stop was requested.") 
 
 
 def _is_kept(home: Home, run: RunRow) -> bool:
-    """Return True if the run failed and its instance is kept for inspection. A stop then ends the instance as well."""
+    """Return True if the run failed and its instance is kept for inspection. `homing stop` then ends that instance."""
     lines = billing_lines(home.ledger.lines(run.id))
     beat = read_reports(home.store_of(run), run.id, lines[-1]).heartbeat if lines else None
     return beat is not None and beat.state == "kept"
@@ -274,19 +276,20 @@ def wait_for_stop(
             raise HomingError(
                 what=f"{run.id} did not stop within {format_duration(timeout_s)}.",
                 why=f"The agent last reported: {now}. The request stays in the store until the agent sees it.",
-                fix=f"homing watch {run.id}   or end it now and lose what is not pushed: homing destroy {run.id}",
+                fix=f"Keep watching it: homing watch {run.id}   or destroy its instance now and lose whatever has not"
+                f" been pushed: homing destroy {run.id}",
             )
         home.world.sleep(_STOP_EVERY_S)
 
 
 def _where(status: Status, beat: Heartbeat) -> str:
-    """Describe the agent's state, with its step if known: before the first metrics line, the step is unknown."""
+    """Describe the agent's state and, once the first metrics line has been written, its step."""
     step = reached(status, beat).step
     return f"{beat.state} at step {step:,}" if step else beat.state
 
 
 def _end_what_waits(home: Home, status: Status, beat: Heartbeat | None, notify: Callable[[str], None]) -> None:
-    """Destroy a machine that cannot end its own billing, once its agent has reported that it is finished."""
+    """Destroy a machine that cannot end its own billing, once its agent has reported that it has finished."""
     for line in billing_lines(status.lines) if not status.run.is_live else []:
         if waits_for_home(home.provider_of(line), line.mark, beat):
             notify(f"{line.mark} has pushed everything and cannot end its own billing; destroying it")

@@ -1,17 +1,17 @@
-"""The guard at home makes repeated passes over all runs of this home, on any machine that has its ledger.
+"""Makes one pass of the local guard, which repeatedly checks all runs in the ledger of this $HOMING_HOME.
 
     refresh -> per run:  limit near             destroy, later than the agent and dead-man would (wire/guard_timing.py);
-                                                for a run adopted by a different home, its new owner's limit applies
+                                                for a run adopted by another computer, its new owner's limit applies
                          ended but still bills  destroy
                          dead or preempted      destroy what is left, then relaunch on another offer (relaunch.py)
                          silent                 alert; destroy only an instance that never sent a heartbeat
                          in another account     reported as possibly billing; counted at its maximum cost
             -> report instances that belong to no known run, and retry destroys that were never confirmed
 
-A store that cannot be read does not mean that the machine is silent, so in that case only the limits are enforced. A
-problem with one run never keeps the pass from checking the others. Several guards may run at once: destroying twice is
-harmless, only one relaunch wins, and the action log (contact/action_log.py) makes sure that each event is
-reported once.
+If a store cannot be read, its runs' machines may still be sending heartbeats, so the guard enforces only their limits.
+A problem with one run never keeps the pass from checking the others. Several guards may run at once: destroying an
+instance twice is harmless, only one relaunch succeeds, and the action log (contact/action_log.py) makes sure that each
+event is reported once.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ __all__ = ["DEFAULT_EVERY_S", "Pass", "guard_pass", "wait_for_next"]
 
 DEFAULT_EVERY_S = 60.0
 STALE_S = 300.0  # alert if no heartbeat has arrived for this long
-DEAD_S = 60.0  # destroy a machine only after our processes have been missing for this long
-LAUNCH_S = 1800.0  # maximum duration of a launch; no relaunch starts if another run's limit falls within it
-_LATE_S = 60.0  # limits that passed longer ago than this were already handled, so ignore them
+DEAD_S = 60.0  # destroy a machine only after homing's processes have been missing from it for this long
+LAUNCH_S = 1800.0  # maximum duration of a launch; do not relaunch a run if another run's limit is due within this time
+_LATE_S = 60.0  # ignore limits that passed longer ago than this, because they have already been handled
 _FRESH_S = 1.0  # how long ledger data is reused within a pass
 _NAP_S = 60.0
 
@@ -78,7 +78,8 @@ def guard_pass(
 ) -> Pass:
     """Make one pass and return what it found and did.
 
-    `only` restricts the pass to one run id, as `watch` does. With `every_s`, the pass signs this guard in as on duty.
+    `only` restricts the pass to the run with this id, as `homing watch` does. `every_s`, if given, is the interval
+    between passes, and the pass records that this guard is on duty.
     """
     made, notify = Pass(), _unfailing(notify)
     try:
@@ -92,8 +93,8 @@ def guard_pass(
             sign_in(home, every_s, is_once=is_once, reached=made.reached, background_pid=background_pid)
         except OSError as exc:
             made.problems.append(f"Could not record that this guard is running: {exc}")
-    # Runs that another home adopted come last, because reading their limits from their store may be slow. Runs that
-    # have ended with every line closed are skipped, because there may be thousands.
+    # Runs that another computer has adopted come last, because reading their limits from the store may be slow. Ended
+    # runs without open lines are skipped, because there may be thousands.
     runs, within = [run for run in home.ledger.unfinished_runs() if only in (None, run.id)], list[RunRow]()
     for is_given_away in (False, True):
         # Enforce limits before relaunching, because a relaunch takes as long as a launch.
@@ -103,8 +104,8 @@ def guard_pass(
         end_all(home, made)
     read_at = -math.inf
     for number, run in enumerate(within):
-        # Read all lines in one query, because there may be many. Read them again after a slow provider or a launch that
-        # took minutes.
+        # Read the lines of all runs in one query, because there may be many runs. Read them again if a slow provider or
+        # a launch has taken some time.
         if home.world.monotonic() - read_at > _FRESH_S:
             lines = home.ledger.lines_of(each.id for each in within[number:])
             read_at = home.world.monotonic()
@@ -115,9 +116,9 @@ def guard_pass(
 
 
 def _soonest(home: Home, only: str | None) -> float:
-    """Return when the first limit is due, judging by the ledger alone. Providers must answer before that time.
+    """Return when the first limit is due according to the ledger. Providers must answer before that time.
 
-    Storage costs, and the limits set by a new owner, are unknown until a provider or store answers.
+    Storage costs, and limits set by a run's new owner, are unknown until a provider or store answers.
     """
     now, moments = home.world.now(), [math.inf]
     runs = [run for run in home.ledger.unfinished_runs() if only in (None, run.id) and run.state != ADOPTED]
@@ -152,7 +153,7 @@ def wait_for_next(home: Home, made: Pass, every_s: float) -> None:
     now = home.world.now()
     by = min(now + every_s, made.next_at)
     left_s = by - now
-    while left_s > _NAP_S:  # sleep() stops while the laptop is suspended, so check the clock too
+    while left_s > _NAP_S:  # time during which the laptop is suspended does not count in sleep(), so check the clock
         home.world.sleep(_NAP_S)
         left_s = min(left_s - _NAP_S, by - home.world.now())
     home.world.sleep(max(0.0, left_s))
@@ -171,10 +172,10 @@ def _unfailing(notify: Say) -> Say:
 def _look_at_the_rest(home: Home, made: Pass) -> None:
     """Report our instances that belong to no run, and retry destroys that were requested but not confirmed."""
     lines = [line for line in home.ledger.open_lines() if not line.run_id]
-    unknown = [line for line in lines if line.run_name == "?"]  # the user chose to keep the other ones
+    unknown = [line for line in lines if line.run_name == "?"]  # the user has chosen to keep all others
     for line in unknown:
         where = f"{line.provider} {line.instance_id or line.mark} at {_usd(line.rate_usd_per_hour)}/h"
-        made.may_bill.append(f"{where} was created by this home but belongs to no run. Resolve it: homing reconcile")
+        made.may_bill.append(f"{where} was created by homing but belongs to no known run. Resolve it: homing reconcile")
     made.may_bill += [
         f"{line.provider} {line.instance_id or line.mark}: its row in the ledger is damaged"
         f" ({', '.join(line.damaged)}), so its limit may not be enforced: homing destroy {line.run_id or line.mark}"
@@ -184,11 +185,11 @@ def _look_at_the_rest(home: Home, made: Pass) -> None:
     waiting = [line for line in home.ledger.unconfirmed() if line not in unknown and line.created_at is not None]
     for line in waiting:
         if home.world.now() >= made.next_at:  # a run's limit has come due, and the next pass handles that first
-            made.may_bill.append(f"{line.mark}: the provider has not confirmed the destroy.")
+            made.may_bill.append(f"{line.mark}: the provider has not confirmed that this instance was destroyed.")
             continue
         try:
             end_line(home, line, made)
-            made.done.append(f"{line.mark} is gone: the destroy that was requested earlier is now confirmed.")
+            made.done.append(f"{line.mark} is gone: the provider has now confirmed that it was destroyed.")
         except StillBilling as exc:
             if not any(line.mark in said for said in made.may_bill):
                 made.may_bill.append(f"{line.mark}: {exc.why}")
@@ -204,7 +205,7 @@ class _Round:
 
     def look(self) -> bool:
         if self.run.state == ADOPTED:
-            return True  # the run's new owner decides what to do if it is silent, and whether to relaunch it
+            return True  # only the run's new owner handles missing heartbeats and relaunches
         if self.home.world.now() >= self.made.next_at:
             return True  # a limit came due during this pass; the next pass handles it first
         if self.billing and not self.run.is_live:
@@ -263,7 +264,7 @@ class _Round:
         rate, spent, marks = Decimal(0), Decimal(0), {line.mark for line in self.lines}
         for line in {line.provider: line for line in self.billing}.values():
             if line.mark in self.made.silent:
-                continue  # this provider is already reported as silent; querying it again would block just as long
+                continue  # this provider has already failed to answer; querying it again would block just as long
             try:
                 owned = [each for each in things_of(self.home, line, self.made) if each.mark in marks]
             except TROUBLE as exc:
@@ -279,15 +280,15 @@ class _Round:
     def _check_ended(self) -> None:
         """Destroy an instance that still bills after its run has ended, unless it is kept on purpose or still pushing.
 
-        The outcome is in the store, so the agent has had time to end the instance itself.
+        The agent is given time to end the instance itself first.
         """
         self.billing = self._here([line for line in self.billing if not self._is_kept(line)])
         if not self.billing:
             return
         waited_s = self.now - (self.run.ended_at or self.now)
-        wants_time = self._wants_time()  # called on every pass, because it records when the last new heartbeat was seen
+        wants_time = self._wants_time()  # call it on every pass, because it records when a new heartbeat was first seen
         if (waited_s > meter.MARGIN_S and not wants_time) or self._waits_for_us():
-            # The instance is destroyed, but an interrupted run may still be resumed.
+            # Record that the guard destroys the instance, so that an interrupted run may still be resumed.
             for line in self.billing if self.run.is_interrupted else []:
                 self._note(f"lost-{line.mark}", "lost", "The run's remaining resources are destroyed.")
             ago = f"{format_duration(waited_s)} after the run ended ({self.run.state})"
@@ -299,9 +300,9 @@ class _Round:
         return reports is not None and waits_for_home(self.home.provider_of(line), line.mark, reports.heartbeat)
 
     def _is_kept(self, line: LedgerLine) -> bool:
-        """Return True if a person chose in `homing reconcile` to keep the instance.
+        """Return True if the user chose in `homing reconcile` to keep the instance, and send an alert every hour.
 
-        An alert is sent every hour. Only the limit or the user ends the instance.
+        Such an instance is destroyed only at its limit or by the user.
         """
         if not action_log.has(self.home, self.run.id, kept_key(line.mark)):
             return False
@@ -314,12 +315,12 @@ class _Round:
         return True
 
     def _wants_time(self) -> bool:
-        """Return True if the instance reported recently, by our clock, that it is being kept or is still pushing."""
+        """Return True if the instance recently reported (by our clock) that it is being kept or is still pushing."""
         status = self._status()
-        # While a large file of the last checkpoint is uploading, no heartbeat is pushed, so a silent instance may still
-        # be working.
+        # No heartbeat is pushed while a large file of the last checkpoint is being uploaded, so an instance without
+        # recent heartbeats may still be working.
         longer_s = max(STALE_S, limits_of(self.home, self.run).idle_s)
-        if status.reports is None:  # an unreadable store does not mean a silent machine
+        if status.reports is None:  # the store cannot be read, but the machine may still be sending heartbeats
             state, quiet_s = heartbeats.last_word(self.home, self.run.id, self.billing[-1].mark)
             return state in ("kept", "pushing") and quiet_s < longer_s
         beat = status.reports.heartbeat
@@ -330,7 +331,7 @@ class _Round:
 
     def _check_alive(self) -> None:
         if any(self.home.world.is_locked(self.home.launch_lock(line.mark)) for line in self.lines):
-            return  # the launch is still running and undoes itself; a second undo would hit the next attempt
+            return  # the launch is in progress and cleans up after itself; doing it here too could hit its next attempt
         for line in self.billing:
             if line is not self.lines[-1]:
                 if self._is_kept(line):
@@ -340,9 +341,9 @@ class _Round:
                     # instance is still checked.
                     self.made.may_bill.append(f"{self.run.id}: {_where(line)}")
                     continue
-                # This line was closed before the run's current attempt began, so it says nothing about the run.
+                # This instance belongs to an earlier attempt, so its end does not change the run's state.
                 end_line(self.home, line, self.made)
-                said = f"Destroyed {line.instance_id}: another instance has the same mark." if line.is_duplicate else ""
+                said = f"Destroyed {line.instance_id}: another instance has the same name." if line.is_duplicate else ""
                 self.made.done.append(f"{self.run.id}: {said or f'{line.mark} appeared again and was destroyed.'}")
                 continue
             if line.mark in self.made.silent:
@@ -366,9 +367,9 @@ class _Round:
         return lambda: owned_by(self.home, line, self.made)
 
     def _note_dead(self, line: LedgerLine, instance: Instance) -> None:
-        """Alert that no process of ours runs on the instance, and destroy it after DEAD_S without a heartbeat.
+        """Alert that no homing process is running on the instance. Destroy it after DEAD_S without a heartbeat.
 
-        When one of our programs starts the next and exits, there may be no process for a moment.
+        The wait is needed because there may briefly be no process while one program hands over to the next.
         """
         status = self._status()
         beat = status.reports.heartbeat if status.reports else None
@@ -381,15 +382,15 @@ class _Round:
     def _check_heartbeat(self, status: Status) -> None:
         """Alert if heartbeats are missing, but destroy only an instance that never sent one.
 
-        A machine that has sent one may be disconnected but still working, and its own guards know more than home does.
+        A machine that has sent one may be disconnected but still working, and its own guards know more than this one.
         """
         line, beat = self.billing[-1], status.reports.heartbeat if status.reports else None
         quiet_s = heartbeats.quiet_s(self.home, self.run.id, beat) if beat is not None else None
-        if quiet_s is None:  # for a new heartbeat only its own timestamp is known, which is good enough for an alert
+        if quiet_s is None:  # a new heartbeat has only its own timestamp, which is accurate enough for an alert
             quiet_s = self.now - (beat.t if beat is not None else line.created_at or self.now)
         stale_s = STALE_S + 2 * pace_of(self.run.store)
         idle_s = max(limits_of(self.home, self.run).idle_s, stale_s)
-        # Only a launch that never saw a heartbeat proves that none was sent, because a store may have lost one.
+        # Only if the launch never saw a heartbeat is it certain that none was sent, because a store may have lost one.
         if beat is None and self.run.state == "launching" and quiet_s >= idle_s:
             self._lose(line, f"its instance sent no heartbeat for {format_duration(quiet_s)}")
         elif quiet_s >= idle_s:
@@ -422,7 +423,7 @@ class _Round:
             self._alert(f"not-ours-{lines[-1].mark}", exc.what)
         except HomingError as exc:
             after = self.home.ledger.run(run.id)
-            if after is None or not after.is_live:  # the run is live if another guard relaunched it first
+            if after is None or not after.is_live:  # if the run is live, another guard relaunched it first
                 self._alert(f"waits-{lines[-1].mark}-{exc.what}", f"Could not relaunch it yet: {exc.what}")
         else:
             if action_log.note(self.home, run.id, f"went-on-{lines[-1].mark}", "guard", said):
@@ -437,23 +438,23 @@ class _Round:
         self.home.ledger.set_run(
             self.run.id, only_live=True, state="failed", reason=f"{LOST}{why}", exit_code=1, ended_at=self.now
         )
-        self.made.done.append(f"{self.run.id}: {why}; the guard destroyed {line.mark}.")
+        self.made.done.append(f"{self.run.id}: the guard destroyed {line.mark}, because {why}.")
 
     def _end(self, text: str, key: str, code: int | None = None) -> None:
         here = self._here(self.billing)
         if not here and not self.run.is_live:
-            return  # already reported, and there is nothing to destroy from here
+            return  # already reported, and this key cannot destroy any of its instances
         if not here:
             text += " Its instance is in another account, and only a key of that account can end it."
         ended = {"exit_code": code, "ended_at": self.now} if code is not None else {"ended_at": self.now}
-        # Append the decision before reporting it, because a failing report must not prevent the destroy.
+        # Append the decision before reporting it, so that the instance is destroyed even if the report fails.
         self.made.ends.append(End(self.run, here, text, ended))
         marks = "-".join(line.mark for line in self.billing)
         self._note(f"{key}-{marks}", "guard_ends", text)
         self.notify(f"{self.run.id}: {text}")
 
     def _here(self, lines: list[LedgerLine]) -> list[LedgerLine]:
-        """Return the lines whose instances this key can destroy, and report the others, for which no retry can help."""
+        """Return the lines whose instances this key can destroy, and report the others, because retries cannot help."""
         # An unreachable provider does not count as a different account.
         silent = self.made.silent
         here = [

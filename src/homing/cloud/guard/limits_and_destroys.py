@@ -1,15 +1,15 @@
-"""Contains the parts of one guard pass: the limits that it enforces, its result, and the destroys that it decides on.
+"""Contains the parts of one guard pass: which limits it enforces, which instances it destroys, and what it reports.
 
     destroys -> in parallel over all providers, one try each -> gone: the run is stopped
                                                             -> unconfirmed, or the next limit is due: may bill
 
-No call blocks past the next limit, although a provider may take minutes to time out.
+No call blocks past the time when the next limit is due, although a provider may take minutes to time out.
 
-The limits of this home's own run are the spend limit in the ledger and the time limit in its run documents. The limits
-of a run that a different home has adopted are those that its new owner wrote to the run's record in the store, and the
-new owner's attempts count too. The previous home may have the only live guard, so it keeps enforcing the limit for the
-machines in its own ledger. If the record cannot be read, the last limit that was read still applies, and the guard
-reports the problem.
+For a run that this computer owns, the spend limit comes from the ledger and the time limit from the run documents. If
+another computer has adopted the run, both limits come from the run's record in the store, which the new owner writes,
+and the new owner's attempts count too. The previous owner may have the only live guard, so it keeps enforcing the limit
+for the machines in its own ledger. If the record cannot be read, the last limit that was read still applies, and the
+guard reports the problem.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ __all__ = ["TROUBLE", "End", "Pass", "Terms", "end_all", "end_line", "first_line
 
 DESTROY_S = 60.0
 
-# Exceptions that a pass survives, so that the other runs are still guarded: expected errors, malformed provider
-# responses (lists, offers, logs), and our own bugs.
+# Exceptions that a pass catches for each run, so that the other runs are still guarded. They cover expected errors,
+# malformed responses from providers (lists, offers, logs), and bugs in homing.
 TROUBLE = (HomingError, OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-_LAST_READ = "record-of-its-owner.json"  # the last copy of the owner's record, a file in the run's folder at home
+_LAST_READ = "record-of-its-owner.json"  # a file in the run's local folder: the last copy of its new owner's record
 
 
 @dataclass
 class Pass:
-    """What one guard pass found and did, as sentences. `next_at` is the latest time for the next pass."""
+    """What one guard pass found and did, as sentences. The next pass must begin by `next_at`."""
 
     done: list[str] = field(default_factory=list)
     alerts: list[str] = field(default_factory=list)
@@ -56,8 +56,8 @@ class Pass:
     may_bill: list[str] = field(default_factory=list)
     next_at: float = math.inf
     due: dict[str, float] = field(default_factory=dict)  # run id -> when a guard must enforce that run's limit
-    by: float = math.inf  # when this pass must be over because a limit is due, judging by the ledger alone
-    ends: list[End] = field(default_factory=list)  # runs at their limit, whose instances are destroyed at once
+    by: float = math.inf  # when this pass must be over, because a limit is due then according to the ledger
+    ends: list[End] = field(default_factory=list)  # runs at their limit; their instances are destroyed in parallel
     silent: set[str] = field(default_factory=set)  # marks of instances at providers that did not answer in this pass
     reached: set[str] = field(default_factory=set)  # names of the providers that listed our instances
     things: dict[str, list[Resource] | HomingError | OSError] = field(default_factory=dict)  # volumes, by provider
@@ -67,16 +67,16 @@ class Pass:
 
 @dataclass(frozen=True)
 class End:
-    """A decision to end a run's instances. `lines` are those that can be destroyed from here."""
+    """A decision to destroy a run's instances. `lines` are the instances that the current key can destroy."""
 
     run: RunRow
     lines: list[LedgerLine]
     text: str
-    columns: dict[str, Any]  # columns to set on the run once the instances are gone
+    columns: dict[str, Any]  # columns to set in the run's ledger row
 
 
 def end_all(home: Home, made: Pass) -> None:
-    """Destroy the instances of all runs at their limit, in parallel: a hanging call must not delay the others."""
+    """Destroy the instances of all runs at their limit. All calls run in parallel, so that none delays the others."""
     ends, made.ends = made.ends, []
     if not ends:
         return
@@ -99,7 +99,7 @@ def end_line(home: Home, line: LedgerLine, made: Pass) -> None:
 
 
 def things_of(home: Home, line: LedgerLine, made: Pass) -> list[Resource]:
-    """Return the resources at the ledger row's provider, which is queried only once per guard pass, for all runs."""
+    """Return the resources at the line's provider. Each provider is queried only once per guard pass, for all runs."""
     key = line.provider if home.is_ours(line.mark) else line.mark
     if key not in made.things:
         provider, patience = home.provider_of(line), patience_s(home.world, made.by)
@@ -111,7 +111,7 @@ def things_of(home: Home, line: LedgerLine, made: Pass) -> list[Resource]:
 
 
 def owned_by(home: Home, line: LedgerLine, made: Pass) -> list[Instance]:
-    """Return our instances at the line's provider, which is queried once per pass for all runs."""
+    """Return our instances at the line's provider. Each provider is queried only once per guard pass, for all runs."""
     key = line.provider if home.is_ours(line.mark) else line.mark
     if key not in made.owned:
         made.owned[key] = home.provider_of(line).list_owned()
@@ -119,17 +119,17 @@ def owned_by(home: Home, line: LedgerLine, made: Pass) -> list[Instance]:
 
 
 def _end_each(home: Home, lines: list[LedgerLine], made: Pass) -> dict[str, Problem]:
-    """Destroy the instances of the lines, but block no longer than the next limit allows: a provider may hang."""
+    """Destroy the lines' instances, but return when the next limit is due, because a provider may hang."""
     return end_each(home, lines, deadline_s=DESTROY_S, by=made.next_at)
 
 
 def _conclude(home: Home, end: End, made: Pass, problems: Mapping[str, Problem]) -> None:
-    """Mark the run as stopped and report the instances that are left, which every later pass tries to destroy.
+    """Mark the run as stopped and report the instances that are left. Every later pass tries to destroy those.
 
-    The run is over either way: a later confirmation must not make it look as if the run had ended on its own.
+    The run is marked even if some are left. Otherwise, once they are gone, it would look as if it had ended on its own.
     """
     marks, left = [line.mark for line in end.lines], end.lines
-    with contextlib.suppress(HomingError):  # if the ledger cannot be read, no instance counts as gone
+    with contextlib.suppress(HomingError):  # if the ledger cannot be read, all instances count as left
         left = [line for line in home.ledger.lines(end.run.id) if line.mark in marks and line.destroyed_at is None]
     if left:
         made.may_bill.append(f"{end.run.id}: {still_billing(home, left, problems).why}")
@@ -155,9 +155,9 @@ class Terms:
 
 
 def terms_of(home: Home, run: RunRow, known: list[LedgerLine]) -> Terms:
-    """Return a run's limits. `known`: its attempts in this home's ledger, which is more accurate than the record."""
+    """Return a run's limits. `known` are its attempts in the local ledger, which is more accurate than the record."""
     limit = _dollars(run.spend_limit_usd)
-    if limit is None:  # every launch sets a limit, so the row is damaged, but its attempts still record the limit
+    if limit is None:  # every launch sets a limit, so the row is damaged; the run's attempts still have the limit
         limit = max((Decimal(line.limit_usd) for line in known if line.limit_usd is not None), default=None)
     own = Terms(limit, limits_of(home, run).time_s)
     if run.state != ADOPTED:
@@ -179,7 +179,7 @@ def limits_of(home: Home, run: RunRow) -> Limits:
 
 
 def _record(home: Home, run: RunRow) -> tuple[RunRecord | None, str]:
-    """Return the owner's record, or the last copy that was read here and the reason why it may be outdated."""
+    """Return the new owner's record. If unreadable, return the last copy and the reason why it may be outdated."""
     kept = home.run_dir(run.id) / _LAST_READ
     try:
         name, key = f"The store of {run.id}", run_key(run.id, file_names.RECORD)
@@ -193,7 +193,7 @@ def _record(home: Home, run: RunRow) -> tuple[RunRecord | None, str]:
         if not home.world.exists(kept) or home.world.read(kept) != data:
             home.world.mkdir(kept.parent)
             home.world.write(kept, data)
-    except OSError as exc:  # the disk is full, so the record is read again in the next pass
+    except OSError as exc:  # for example, the disk is full; the record itself is still valid
         return record, f"Could not save it: {exc}."
     return record, ""
 

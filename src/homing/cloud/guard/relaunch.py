@@ -1,9 +1,10 @@
-"""Resumes a run whose machine was preempted or lost: next offer, newest complete checkpoint, same limit.
+"""Resumes a run whose machine was preempted or lost, on the next offer, from the newest checkpoint, within its limit.
 
-    is_wanted    the run was interrupted, no instance of it is billing here, and no one at home asked to end it
+    is_wanted    the run was interrupted, no instance of it is billing here, and the user has not asked to end it
     relaunch     plan -> offers, cheapest to finish first -> draft -> launch; if an offer fails, try the next one
 
-Two guards may try at the same time. The launch lock, the ledger's intent and the lease ensure that only one succeeds.
+Two guards may try at the same time. The launch lock, the entry in the ledger and the lease ensure that only one
+succeeds.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from homing.wire.run_json import Run
 
 __all__ = ["RELAUNCHED", "is_wanted", "load_documents", "relaunch"]
 
-RELAUNCHED = "relaunched"  # the kind of an action log entry
+RELAUNCHED = "relaunched"  # the kind of the action log entries for relaunches
 _OFFERS = 3  # how many offers to try in one pass
 
 
@@ -59,23 +60,23 @@ class _Documents:
 
 
 def is_wanted(home: Home, run: RunRow, lines: list[LedgerLine]) -> bool:
-    """Return True if the guard may resume the run. A run that a person destroyed stays destroyed."""
+    """Return True if the guard should resume the run. A run that the user destroyed is never resumed."""
     if not lines or run.is_live or not _is_interrupted(home, run, lines[-1].mark):
         return False
-    # An instance in a different account may still be open. The next launch counts it at its maximum cost, or refuses to
-    # start.
+    # An instance in a different account may still be billing. The next launch counts it at its maximum cost, or refuses
+    # to start.
     return all(line.destroyed_at is not None or is_elsewhere(home, line) for line in lines)
 
 
 def _is_interrupted(home: Home, run: RunRow, last: str) -> bool:
     if run.reason == CUT_SHORT:
-        return action_log.has(home, run.id, f"relaunch-{last}")  # True if a guard died while launching
+        return action_log.has(home, run.id, f"relaunch-{last}")  # True if it was a guard that died while launching
     is_ours = action_log.has(home, run.id, f"lost-{last}") or action_log.has(home, run.id, f"unlaunched-{last}")
     return run.is_interrupted and (is_ours or not home.ledger.is_destroy_asked(last))
 
 
 def relaunch(home: Home, run: RunRow, notify: Callable[[str], None]) -> str:
-    """Relaunch the run and return a sentence that describes the result. If every offer fails, raise the last error."""
+    """Relaunch the run and return a sentence that describes the result. Raises the last error if every offer fails."""
     require_owner(home, run)
     kept = load_documents(home, run)
     if kept.run.cloud.on_preempt != "relaunch":
@@ -104,7 +105,7 @@ def relaunch(home: Home, run: RunRow, notify: Callable[[str], None]) -> str:
         try:
             _refuse_dear(row.offer, kept.run, home.ledger.lines(run.id))
             check_own(home, row.offer.provider, home.ledger.lines(run.id))
-            # Draft inside the try block, because what remains of the limit may be too little for this offer but enough
+            # Call draft inside the try block, because the rest of the limit may be too little for this offer but enough
             # for the next one.
             return _launch(draft(order, home), home, run, notify)
         except NotOwner:
@@ -125,12 +126,13 @@ def _refuse_dear(offer: Offer, run: Run, lines: list[LedgerLine]) -> None:
         raise UsageError(
             what=f"The offer costs {rate}/h, which you have not approved.",
             why=f"So far, {run.name} has cost at most {meter.show_usd(before)}/h, and limits.rate is not set.",
-            fix=f"Run homing launch {run.name} --resume and confirm, or set limits.rate in the run file beforehand",
+            fix=f"Launch it yourself and confirm the rate: homing launch {run.name} --resume"
+            "   To approve rates in advance, set limits.rate in the run file.",
         )
 
 
 def load_documents(home: Home, run: RunRow) -> _Documents:
-    """Return the run as launched, read from its folder at home. The ledger may contain a newer spend limit."""
+    """Return the run as launched, read from its local folder. The ledger may contain a newer spend limit."""
     folder = home.run_dir(run.id)
     resolved = codec.loads(Run, home.world.read(folder / file_names.RUN))
     text, note = "", {}
@@ -148,7 +150,7 @@ def load_documents(home: Home, run: RunRow) -> _Documents:
 
 
 def _has_used_its_time(line: LedgerLine, run: Run) -> bool:
-    """Return True if the machine reached its time limit, which means that a guard ended it and not a preemption."""
+    """Return True if the machine reached its time limit, so that a guard ended it and it was not preempted."""
     if not run.limits.time_s or line.created_at is None or line.destroyed_at is None:
         return False
     return line.destroyed_at - line.created_at >= run.limits.time_s * (1 - RESERVE_FRACTION)
@@ -157,7 +159,7 @@ def _has_used_its_time(line: LedgerLine, run: Run) -> bool:
 def _check_unchanged(home: Home, run: RunRow, ready: Draft) -> None:
     """Abort if the run was destroyed or its limits were changed while searching for offers.
 
-    Writing the intent checks this again, but a check at this point does not use up one of the run's relaunches.
+    The ledger checks this again when the launch begins, but aborting here does not use up one of the run's relaunches.
     """
     now = home.ledger.run(run.id) or run
     if (now.state, now.reason) != (run.state, run.reason):
@@ -173,16 +175,16 @@ def _launch(ready: Draft, home: Home, run: RunRow, notify: Callable[[str], None]
     offer = ready.order.offer
     where = f"{offer.provider} {offer.name} at {meter.show_usd(offer.rate_usd_per_hour)}/h"
     text = f"Attempt {ready.attempt} launches on {where}, from the last checkpoint."
-    # Written before the launch, so that the log shows that a guard made this attempt even if the guard dies during it.
+    # Write this before the launch, so that even if the guard dies, the log shows that a guard made this attempt.
     action_log.note(home, run.id, f"relaunch-{ready.mark}", RELAUNCHED, text)
     try:
         launch(ready, home, notify=notify, last=run)
     except (EndedElsewhere, StillBilling):
         raise
     except HomingError as exc:
-        # Restore the original reason so that the relaunch is retried later, unless another launch came first.
+        # Restore the run's original reason, so that the relaunch is retried later, unless another launch came first.
         after = home.ledger.run(run.id)
-        # Replace only what our own undo wrote, because a person may have ended the run in the meantime.
+        # Replace only what our own failed launch wrote, because the user may have ended the run in the meantime.
         if after is not None and not after.is_live and after.reason.startswith(UNDONE):
             action_log.note(home, run.id, f"unlaunched-{ready.mark}", "not_relaunched", exc.what)
             home.ledger.set_run(run.id, state=run.state, reason=run.reason, exit_code=run.exit_code)

@@ -1,12 +1,12 @@
-"""Describes the guards of a run: which are armed before a launch, which are alive after it, what happens if all die.
+"""Describes a run's guards: which are armed before a launch, which are alive after it, what happens if all of them die.
 
-    on the instance   the agent's watchdog, and a dead-man process that is independent of the agent
-    at the provider   its own timer or limit, if it has one
-    at home           `homing guard`, which registers on every pass with the providers that it could reach
+    on the instance    the agent's watchdog, and a dead-man process that is independent of the agent
+    at the provider    its own timer or limit, if it has one
+    on your computer   `homing guard`, which records on every pass which providers it could reach
 
-They act in the order of wire/guard_timing.py. At least two must be alive; with fewer, a launch undoes itself unless
---one-guard is set. If a machine cannot end its own billing, the two guards on it save the work within the limit but do
-not count here.
+They act in the order of wire/guard_timing.py. At least two must be alive. With fewer, a launch destroys what it has
+started, unless --one-guard is set. If a machine cannot end its own billing, the two guards on it save the work within
+the limit but do not count here.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ LEAST = 2
 
 
 def guards(draft: Draft, home: Home, *, starts_one: bool = False) -> list[str]:
-    """Return sentences that describe each guard of the draft, and what happens if this computer is off.
+    """Return sentences that describe each of the launch's guards, and what happens if this computer is off.
 
-    `starts_one` means that the launch itself starts a guard at home.
+    `starts_one` means that the launch itself starts a guard on this computer.
     """
     provider = home.provider(draft.order.offer.provider)
     limit, rate = meter.show_usd(draft.spend_limit_usd), meter.show_usd(draft.order.offer.rate_usd_per_hour)
@@ -59,12 +59,12 @@ def guards(draft: Draft, home: Home, *, starts_one: bool = False) -> list[str]:
     if provider.guard and "native_deadline" in provider.cannot:  # this guard is on the machine, not at the provider
         said.append(
             "If this computer is off and homing's processes on the instance die,"
-            " the instance still ends itself within the limit."
+            " the instance still terminates itself within the limit."
         )
         end = f"it keeps billing at {rate}/h until you run: homing destroy {draft.run.name}"
         said.append(f"If the instance hangs or never comes up, and no local guard is running, {end}")
     elif provider.guard:
-        said.append("If this computer and the instance both fail, the provider ends the instance at the limit.")
+        said.append("If this computer and the instance both fail, the provider terminates the instance at the limit.")
     else:
         end = f"the instance keeps billing at {rate}/h until you run: homing destroy {draft.run.name}"
         said.append(f"If this computer is off and homing's processes on the instance die, {end}")
@@ -89,7 +89,7 @@ def _on_this_computer(limit: str, rate: str, name: str, has_guard: bool) -> list
 
 
 def _unattended(draft: Draft) -> str:
-    """Describe the cost of a machine that cannot end its own billing, if this computer is off when the run finishes."""
+    """Say what a machine that cannot end its own billing costs if this computer is off when the run finishes."""
     time_s, name = draft.run.limits.time_s, draft.run.name
     until = f"{format_duration(time_s)} after its launch" if time_s else "its spend limit"
     worst = meter.show_usd(draft.worst_case_usd)
@@ -101,7 +101,7 @@ def _unattended(draft: Draft) -> str:
 
 
 def check_armed(draft: Draft, home: Home) -> None:
-    """Refuse a launch with fewer than two guards before anything is rented, unless --one-guard is set."""
+    """Raise UsageError before anything is rented if fewer than two guards are armed, unless --one-guard is set."""
     names = armed(draft, home)
     if len(names) >= LEAST or draft.order.is_one_guard_enough:
         return
@@ -115,7 +115,7 @@ def check_armed(draft: Draft, home: Home) -> None:
 
 
 def armed(draft: Draft, home: Home) -> list[str]:
-    """Return the names of the guards that the plan arms, which --json and the simulator count."""
+    """Return the names of the guards that this launch will have. They are counted by --json and the simulator."""
     provider = home.provider(draft.order.offer.provider)
     own = can_end_itself(provider)
     every = [
@@ -128,13 +128,13 @@ def armed(draft: Draft, home: Home) -> list[str]:
 
 
 def would_start(draft: Draft, home: Home) -> bool:
-    """Return True if this launch starts a background guard, because only one guard is armed and it is not at home."""
+    """Return True if only one guard is armed, and it is not the local one, so that this launch starts a local one."""
     names = armed(draft, home)
     return not draft.order.is_one_guard_enough and len(names) == LEAST - 1 and "home" not in names
 
 
 def count_alive(draft: Draft, home: Home, heartbeat: Heartbeat) -> int:
-    """Return how many independent guards are alive, judged by their latest reports."""
+    """Return the number of independent guards that are alive, according to their latest reports."""
     provider = home.provider(draft.order.offer.provider)
     on_machine = 1 + heartbeat.has_dead_man if can_end_itself(provider) else 0
     return on_machine + bool(provider.guard) + is_on_duty(home, provider.name)

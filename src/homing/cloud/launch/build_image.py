@@ -1,11 +1,11 @@
 """Builds a container image with everything that training needs, so that a rented machine installs nothing.
 
-    write_context   Dockerfile, versions, wheel -> a folder that any Docker can build from
+    write_context   Dockerfile, versions, wheel -> a folder from which Docker on any machine can build
     build           docker build -> test it in a container named `training` -> docker push to the user's registry
 
-The package versions are those that a launch from here sends. The same bootstrap that sets up a bare machine creates the
-environment, under the same fingerprint, so a launch with the same versions finds it ready. The build uses the user's
-own Docker with the user's own login, so homing never sees the password.
+The package versions are those that a launch from this computer sends. The environment in the image is created by the
+same bootstrap that sets up a bare machine, and has the same fingerprint, so a launch with the same versions uses it as
+it is. The build runs the user's own Docker with the user's own login, so homing never sees the password.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from homing.world import World
 
 __all__ = ["BASE", "CONTAINER", "Built", "Context", "build", "check_name", "write_context"]
 
-# The image has this computer's Python version, because the package versions were tested with it.
+# The image uses this computer's Python version, because the package versions were tested with it.
 BASE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim-bookworm"
 CONTAINER = "training"
 LOG = "docker.log"  # a file with Docker's output, next to the Dockerfile
@@ -69,7 +69,7 @@ print("torch", torch.__version__, "numpy", numpy.__version__)'
 
 @dataclass(frozen=True)
 class Context:
-    """A Docker build context. Docker can build the image from it on any machine."""
+    """A Docker build context, from which Docker on any machine can build the image."""
 
     folder: Path
     base: str
@@ -81,7 +81,7 @@ class Context:
 class Built:
     image: str
     id: str
-    says: str  # output of the container that tested the image
+    says: str  # last line of output of the container that tested the image
     digest: str = ""  # digest of the pushed image, or "" if none was pushed
 
     @property
@@ -102,7 +102,7 @@ def check_name(image: str) -> str:
 
 
 def write_context(run: Run, folder: Path, world: World, *, base: str) -> Context:
-    """Write the Dockerfile and everything it copies. The context contains no secrets and no data of the run."""
+    """Write the Dockerfile and all files that it copies. The context contains neither secrets nor training data."""
     boot, files = _bootstrap_files(run, world)
     digest = hashlib.sha256(files[LOCK]).hexdigest()
     text = _DOCKERFILE.format(
@@ -129,7 +129,7 @@ def write_context(run: Run, folder: Path, world: World, *, base: str) -> Context
 def build(
     context: Context, image: str, world: World, *, is_pushed: bool, notify: Callable[[str], None] = lambda text: None
 ) -> Built:
-    """Build the image, test it in a container and push it. Stop at the first failure and raise Docker's own message."""
+    """Build the image, test it in a container and push it. The first failure raises an error with Docker's message."""
     docker = _Docker(context.folder, world, notify)
     docker.check_engine()
     notify(f"Building {image} from {context.base}; torch alone takes several GB")
@@ -151,10 +151,10 @@ def build(
 
 
 def _bootstrap_files(run: Run, world: World) -> tuple[Boot, dict[str, bytes]]:
-    """Return boot.json and files for a bare machine, without the parts that only a run needs (disk, volume, GPU)."""
+    """Return boot.json and the files that set up a bare machine, without what only a run needs (disk, volume, GPU)."""
     end = EndBilling(kind="command", argv=["true"])
     place = dataclasses.replace(startup_script.place(end), work_dir=_DIR)
-    # Others may pull the image, so it must not reveal the user's names and paths.
+    # Others may pull the image, so it must not reveal names and paths that the user chose.
     plain = dataclasses.replace(run, id="image", name="image", cloud=dataclasses.replace(run.cloud, volume=""))
     boot = booting.make_boot(
         plain,
@@ -200,7 +200,7 @@ class _Docker:
             while (code := world.poll(pid)) is None and world.monotonic() < deadline:
                 shown = self._show_new(shown)
                 world.sleep(_POLL_S)
-        except BaseException:  # Ctrl-C does not reach docker, which has its own session, so stop it here
+        except BaseException:  # docker runs in its own session, where Ctrl-C does not reach it, so stop it here
             world.signal(pid, signal.SIGTERM, is_group=True)
             raise
         if code is None:
@@ -217,14 +217,14 @@ class _Docker:
         return start + len(whole)
 
     def forget(self) -> None:
-        """Remove a container left behind by an earlier test, but never someone else's container of that name."""
+        """Remove a container left behind by an earlier test, but never someone else's container with that name."""
         argv = ["docker", "ps", "-aq", "--filter", f"name=^{CONTAINER}$", "--filter", f"label={_LABEL}"]
         for name in self._world.run(argv, _ASK_S).out.split():
             self._world.run(["docker", "rm", "-f", name], _ASK_S)
 
 
 def _try_out(docker: _Docker, image: str, notify: Callable[[str], None]) -> str:
-    """Test the image in a container and return its last line of output. A failed container is kept for its log."""
+    """Test the image in a container and return its last line of output. After a failure, the container is kept."""
     docker.forget()
     notify(f"Testing {image} in a container named {CONTAINER}")
     words = ["run", "--name", CONTAINER, "--label", _LABEL, "--network", "none", image, "sh", "-c", _TRY]

@@ -2,12 +2,12 @@
 
     LaunchOrder -> draft -> Draft        with run id, mark, limit, earlier spend and timing
 
-A machine that cannot end its own billing gets a time limit here. If such a machine finishes while no guard runs at
-home, it bills until a limit ends it, which with a spend limit alone may cost far more than the run needs. Unless the
-user sets a time limit, it is derived from the pessimistic duration of the plan. The derived limit works like any other:
-the agent lands inside it, the provider's guard receives it as an end time, the worst case takes it into account, and
-`homing limit RUN --time` changes it. Its origin in run.json says that it was derived, so that the next attempt, on a
-different machine, gets a new limit.
+A machine that cannot end its own billing gets a time limit here. If such a machine finishes while no guard runs on the
+user's computer, it bills until a limit ends it. With only a spend limit, that may cost far more than the run needs.
+Unless the user sets a time limit, it is derived from a pessimistic estimate of the run's duration. The derived limit
+works like any other: the agent ends training in time, the provider's guard receives it as an end time, the worst case
+takes it into account, and `homing limit RUN --time` changes it. run.json records that it was derived, so that the next
+attempt, on a different machine, gets a new one.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ _TIME_ORIGIN = "derived: the instance cannot end its own billing"
 class LaunchOrder:
     """The user's complete launch request; no later step asks for more input."""
 
-    run: Run  # the run to launch, which has an id only if it is resumed
+    run: Run  # the run to launch; it already has an id only if it is to be resumed
     run_file_text: str
     is_prepared: bool
     offer: Offer
     spend_limit_usd: Decimal | None
     resume: bool = False
     is_smoke: bool = False
-    trainer_argv: tuple[str, ...] | None = None  # command that runs in place of the trainer, to test the control plane
-    heartbeat_s: float | None = None  # None to choose an interval that suits the store
-    timing: Timing | None = None  # the plan's timing for this offer; None to estimate it without a probe
+    trainer_argv: tuple[str, ...] | None = None  # command to run instead of the trainer, to test the control plane
+    heartbeat_s: float | None = None  # heartbeat interval; None to choose one that suits the store
+    timing: Timing | None = None  # the plan's timing for this offer; None to estimate it without probing the speed
     keep_on_failure_s: float = 0.0  # how long to keep a failed instance for inspection
     is_one_guard_enough: bool = False
-    project: str = ""  # the folder that the run is launched from; "" if unknown, or to keep the previous attempt's
-    typed: str = ""  # the run file and overrides as typed on the command line; "" to use the run's name
+    project: str = ""  # folder from which the run is launched; "" if unknown, or to keep the previous attempt's folder
+    typed: str = ""  # run file and overrides as typed on the command line; "" to use the run's name
 
     @property
     def words(self) -> Words:
@@ -78,7 +78,7 @@ class Draft:
     spend_limit_usd: Decimal
     spent_before_usd: Decimal
     timing: Timing
-    is_spent_at_most: bool = False  # True if the spend includes an upper bound for attempts that could not be metered
+    is_spent_at_most: bool = False  # True if the spend includes an upper bound for attempts of unknown cost
 
     @property
     def worst_case_usd(self) -> Decimal:
@@ -119,7 +119,7 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
     lines = at_their_most(home, home.ledger.lines(earlier.id)) if earlier else []
     _check_bounded(home, lines)
     spent = meter.total_spend(lines, home.world.now())
-    # Do not probe this computer's speed here: it may be busy, and the default figures err on the long side anyway.
+    # Do not probe this computer's speed here. It may be busy, and without a probe the estimate is pessimistic anyway.
     speed = estimate(run, order.offer, home, may_probe=False)
     timing = order.timing or timing_of(run, order.offer, speed, home)
     if limit is None:
@@ -161,7 +161,7 @@ def _reads_run_text(phase: Phase) -> bool:
 def _without_limit(order: LaunchOrder, timing: Timing, spent: Decimal) -> UsageError:
     rate, whole_s = order.offer.rate_usd_per_hour, timing.whole_s(order.run)
     planned = meter.cost(rate, whole_s)
-    # Allow 50% more for an inaccurate plan, and at least twice the minimum cost to finish and fetch a model.
+    # Suggest 50% more than the plan, which may be inaccurate, and at least twice the cost to finish and fetch a model.
     enough = spent + max(planned * 3 / 2, meter.cost(rate, timing.least_s(order.run)) * 2)
     estimated = f"On {order.offer.name} it costs about {meter.show_usd(planned)} in {format_duration(whole_s)}."
     return UsageError(
@@ -182,7 +182,7 @@ def _check_rate(order: LaunchOrder) -> None:
 
 
 def _check_reach(order: LaunchOrder, home: Home) -> None:
-    """Refuse a store that the instance cannot reach, such as a folder on this computer."""
+    """Raise UsageError if the instance cannot reach the store, for example because it is a folder on this computer."""
     lacking = home.provider(order.offer.provider).cannot.get("file_store")
     if lacking and order.run.store.startswith("file:"):
         raise UsageError(
@@ -199,10 +199,10 @@ def _check_reach(order: LaunchOrder, home: Home) -> None:
 
 
 def _check_bounded(home: Home, lines: list[LedgerLine]) -> None:
-    """Refuse the launch if an earlier attempt may still bill.
+    """Raise an error if an earlier attempt may still bill without a bound on its cost.
 
-    Either the attempt is in a different account, where no spend limit could cover both machines, or a concurrent
-    process has just started it.
+    Either that attempt is in a different account, so that no spend limit could cover both machines, or another process
+    has just started it.
     """
     for line in lines:
         if line.destroyed_at is None and line.created_at is not None:
@@ -212,8 +212,8 @@ def _check_bounded(home: Home, lines: list[LedgerLine]) -> None:
             raise OtherAccount(
                 what=f"{line.run_id} has an instance in another account that may keep billing without a limit:"
                 f" {line.mark}.",
-                why=f"{line.provider} enforces no limit itself, and the current key is not from {line.account}, which"
-                " rented that instance, so no spend limit could cover both.",
+                why=f"{line.provider} enforces no limit itself. That instance was rented by {line.account}, and the"
+                " current key belongs to another account, so no spend limit could cover both instances.",
                 fix=f"{use_again(line.provider)}, then: {destroy}"
                 f"   or, if the current key is from the same account: {destroy} --same-account",
             )
@@ -274,7 +274,7 @@ def _still_there(line: LedgerLine) -> UsageError:
 
 
 def without_time(run: Run) -> Run:
-    """Return the run without a derived time limit, as the user requested it."""
+    """Return the run as the user requested it: without a time limit that was derived for an earlier attempt."""
     if run.origin.get(_TIME_KEY) != _TIME_ORIGIN:
         return run
     origin = {name: text for name, text in run.origin.items() if name != _TIME_KEY}
@@ -282,7 +282,7 @@ def without_time(run: Run) -> Run:
 
 
 def with_time(run: Run, offer: Offer, timing: Timing, spend_limit_usd: Decimal, spent_usd: Decimal) -> Run:
-    """Return the run with the time limit that this offer needs, or unchanged if a tighter limit is set."""
+    """Return the run with a time limit derived for this offer, unless it has one or its spend limit is tighter."""
     time_s = timing.enough_s(run)
     if run.limits.time_s or time_s >= allowed_s(offer.rate_usd_per_hour, spend_limit_usd, spent_usd, 0.0):
         return run
@@ -291,5 +291,5 @@ def with_time(run: Run, offer: Offer, timing: Timing, spend_limit_usd: Decimal, 
 
 
 def waits_for_home(provider: Provider, mark: str, beat: Heartbeat | None) -> bool:
-    """Return True if the agent has finished, but its machine keeps billing until a guard at home destroys it."""
+    """Return True if the agent has finished but its machine keeps billing until a local guard destroys it."""
     return not can_end_itself(provider) and beat is not None and beat.mark == mark and beat.state == "ended"

@@ -1,8 +1,8 @@
-"""Finds the inputs of a run besides its own text: the data of individual phases, initial weights, and task files.
+"""Finds a run's inputs other than its shared text: the data of individual phases, initial weights, and task files.
 
-    travelling(run)   every such file with its hash, recorded in run.json so that a different home can send them again
+    travelling(run)   every such file with its hash, recorded in run.json so that another computer can send them again
     relocated(run)    the run as the instance reads it: on the instance, these files are below ../data
-    Hashes            a cache of hashes of large local files, so that open weights are not hashed for each draft
+    Hashes            a cache of hashes of large local files, so that open weights are not hashed on every launch
     push_object       pushes bytes into the store, as objects/<sha256>
     DryStore          the store for --dry-run: it reads as usual, but only records what would be pushed
 
@@ -46,21 +46,21 @@ DATA_DIR = "data"
 TOKENIZER_EXTRAS = (file_names.TOKENIZER_CONFIG, file_names.CHAT_TEMPLATE, file_names.TURNS)  # no manifest lists them
 BASE = "base"
 _RL_FILES = ("file", "val_file", "reward")
-# Of a weights folder, only the files needed to load the weights are sent: no optimizer state, samples or logs.
+# From a weights folder, only the files needed to load the weights are sent: no optimizer state, samples or logs.
 _WEIGHT_ENDINGS = (".safetensors", ".json", ".jinja")
 _NOT_WEIGHTS = (file_names.OPTIMIZER, file_names.STATE)
 _HASH_FILE = ("cache", "hashes.json")
-_LEAST_HASHED_BYTES = 1 << 20  # smaller files are not cached, because hashing them is as fast as a lookup
-_SETTLED_S = 2.0  # a file that was just written may change again without a new timestamp
+_LEAST_HASHED_BYTES = 1 << 20  # hashes of smaller files are not cached, because hashing is as fast as a lookup
+_SETTLED_S = 2.0  # hashes of newer files are not cached, because they may change again without a new timestamp
 _MOST_HASHES = 2000  # maximum number of cached hashes; the oldest are dropped first
 
 
 def travelling(
     run: Run, world: World, sha256: Callable[[str], str] | None = None, *, words: Words | None = None
 ) -> list[RunInput]:
-    """Return the inputs of a run that was resolved at home. Raise a DataError that lists everything missing.
+    """Return the inputs of a run whose paths are on this computer. Raises a DataError that lists everything missing.
 
-    `sha256` returns the hash of a file, for example from a cache (`Hashes`). By default the file is read.
+    `sha256` returns a file's hash, for example from a cache (`Hashes`). By default, each file is read and hashed.
     """
     missing: list[str] = []
     sha256 = sha256 or world.sha256
@@ -78,7 +78,7 @@ def travelling(
 
 
 def describe_inputs(run: Run, sizes: list[int]) -> str:
-    """Describe what is in the store now: the number and size of the files, and the manifest hash of each dataset.
+    """Describe the inputs in the store: the number and size of the files, and the manifest hash of each dataset.
 
     A run on open weights may have only conversations, or no data at all.
     """
@@ -89,7 +89,7 @@ def describe_inputs(run: Run, sizes: list[int]) -> str:
 
 
 def relocated(run: Run) -> Run:
-    """Return the run with the instance's paths, where the run directory and the data folder are siblings."""
+    """Return the run with the paths used on the instance, where the data folder is next to the run directory."""
     return dataclasses.replace(
         run,
         data=dataclasses.replace(run.data, dir=f"../{DATA_DIR}"),
@@ -209,7 +209,7 @@ def _task_name(number: int, path: str) -> str:
 
 
 class Hashes:
-    """The hash cache of one command. Each new hash is saved immediately, in case the process is killed."""
+    """The file hash cache, as used by one command. New hashes are saved immediately, in case the process is killed."""
 
     def __init__(self, home: Home) -> None:
         self._world, self._path = home.world, home.path.joinpath(*_HASH_FILE)
@@ -242,21 +242,21 @@ class Hashes:
     def _keep(self, full: str, known: dict[str, Any]) -> None:
         files = self._read()
         files.pop(full, None)
-        files[full] = known  # reinserted at the end, so that the newest entries are last
+        files[full] = known  # inserted again at the end, so that the newest entries are last
         for name in list(files)[: max(0, len(files) - _MOST_HASHES)]:
             del files[name]
         try:
             self._world.mkdir(self._path.parent)
             self._world.write(self._path, json.dumps({"schema": "homing.hashes/1", "files": files}, indent=1).encode())
         except OSError:
-            return  # the disk is full or read-only, so the next command hashes the file again
+            return  # for example, the disk is full or read-only; the next command then hashes the file again
 
 
 # --- content-addressed objects in the store: objects/<sha256> ---
 #
-# The key is known before the object exists, so another writer to the store may have planted a wrong object. An existing
-# object is therefore hashed, and rewritten if it differs. The instance verifies each object before use anyway. This
-# check keeps a planted object from making a launch fail.
+# An object's key is its hash, which others may know in advance, so anyone with write access to the store could have put
+# a wrong object there. So an existing object is hashed here, and rewritten if the hash differs. The instance verifies
+# each object before use anyway, but without this check, a wrong object would make the launch fail.
 
 
 def object_key(sha256: str) -> str:
@@ -267,7 +267,7 @@ def push_object(store: Store, data: bytes) -> str:
     """Make sure that the store contains these bytes under their hash, and return the hash."""
     digest = hashlib.sha256(data).hexdigest()
     key = object_key(digest)
-    # Create the object without checking first, because a check fails in a store to which nothing was ever written.
+    # Try to create the object without checking first, because a check fails in a store that was never written to.
     if not store.create_if_absent(key, data) and store.sha256(key) != digest:
         store.put_bytes(key, data)
     return digest

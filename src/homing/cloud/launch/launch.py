@@ -1,11 +1,11 @@
-"""Launches a run: takes it from a checked draft to a running agent on an instance. A failed launch undoes itself.
+"""Launches a run: rents an instance for a checked draft and starts the agent. A failed launch destroys what it started.
 
     check -> intent in the ledger -> lease in the store -> push inputs by hash -> begin_create -> provider.create
           -> instance id in the ledger -> recheck the lease -> first heartbeat in the store -> the laptop may close
 
 The process may be killed at any arrow. Before `begin_create`, nothing exists that costs money. Afterwards, whatever was
-created can be found by its mark. Any failure after the intent ends either in a destroy that the provider confirms or in
-StillBilling.
+created can be found by its mark (its name or tag). After any failure that follows the intent, either the provider
+confirms that everything is destroyed, or the launch raises StillBilling.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ __all__ = ["Draft", "LaunchOrder", "Launched", "draft", "dry_run", "guards", "ho
 
 GUARDS_S = 60.0  # how long to wait for the second guard after the first heartbeat
 _POLL_S = 0.3
-_CLOCK_S = 120.0  # a larger gap between the heartbeat's time and our clock means that the clocks differ
+_CLOCK_S = 120.0  # if the heartbeat's time differs more than this from our clock, the clocks disagree
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Launched:
 
 
 def dry_run(draft: Draft, home: Home) -> Request:
-    """Return the create request of this launch for --dry-run, running the same code up to the first side effect."""
+    """Return the create request that this launch would send, for --dry-run, without any side effects."""
     preflight(draft.run.store, home.world, needs_write=False)
     check_hub(draft.run, home.world)
     store = DryStore(open_store(draft.run.store, home.world))
@@ -103,9 +103,9 @@ def launch(
 ) -> Launched:
     """Rent the instance, start the agent on it and wait for its first heartbeat.
 
-    `last` is the ledger row that the caller (a guard, or a launch on the previous offer) based its decision on. The
-    launch aborts if that row has changed since, or if a stop was requested. On any failure, including Ctrl-C, whatever
-    was started is destroyed before the exception propagates.
+    `last` is the run's ledger row when the caller (a guard, or a launch on the previous offer) decided to launch. If
+    that row has changed since then, or a stop was requested, the launch aborts. On any failure, including Ctrl-C,
+    whatever was started is destroyed before the exception propagates.
     """
     check_armed(draft, home)
     # Detect an unusable store before anything is rented or written to the ledger.
@@ -118,7 +118,7 @@ def launch(
     try:
         home.ledger.intend(row, line, last)
     except BaseException:
-        # A guard process outlives this failure. If the guard kept the lock, no other process could launch an attempt.
+        # If this process is a guard, it continues after this failure, and its lock would block all other launches.
         home.world.remove(home.launch_lock(draft.mark))
         raise
     try:
@@ -140,8 +140,8 @@ def launch(
         notify(describe_inputs(draft.run, [item.num_bytes for item in inputs if item.key]))
         request = request_of(draft, home, inputs, home.world.now(), lease.number)
         keep_record(home, draft.run.id)
-        # Push the record with the intent before anything is created, because a home that adopts this run searches for
-        # the mark in the record.
+        # Push the record, with the new attempt's mark, before anything is created, because another computer that adopts
+        # this run uses the mark to find the instance.
         push_documents(home, store, request)
         push_code(home, store, request, notify)
         write_record(home, draft.run.id, store, run_lease.check(store, lease))
@@ -158,7 +158,7 @@ def launch(
             raise EndedElsewhere(f"{draft.mark} was destroyed while it was being launched.")
     except BaseException as exc:
         # A launch that fails destroys whatever it started, even after Ctrl-C.
-        is_meant = _is_destroy_asked(draft, home)  # must be read before the undo, which requests a destroy itself
+        is_meant = _is_destroy_asked(draft, home)  # read this before _undo, which requests a destroy itself
         _undo(draft, home, exc, notify, line)
         if is_meant and isinstance(exc, Exception):
             raise _destroyed_elsewhere(draft, (str(exc) or type(exc).__name__).splitlines()[0]) from exc
@@ -175,7 +175,7 @@ def launch(
         home.ledger.set_run(draft.run.id, only_live=True, state=row.state)
         write_record(home, draft.run.id, store, run_lease.check(store, lease))
     except (HomingError, OSError) as exc:
-        # The run continues without this process, and the next command that reads its status updates the ledger.
+        # The run continues without this process. The next command that reads the run's status updates the ledger.
         notify(f"The run is live, but its state could not be saved: {str(exc).splitlines()[0]}")
     # If a destroy was requested at the last moment, the process that requested it also confirms it.
     if _is_taken_down(draft, home):
@@ -187,9 +187,9 @@ def launch(
 
 
 def hold_lock(what: str, run_id: str, run_name: str, home: Home) -> None:
-    """Take the lock that tells other processes that this launch is alive. The OS releases it when this process exits.
+    """Take the lock that shows other processes that this launch is alive. The OS releases it when this process exits.
 
-    Raises UsageError if another process of this home holds it.
+    Raises UsageError if another process with the same $HOMING_HOME holds it.
     """
     path = home.launch_lock(what)
     home.world.mkdir(path.parent)
@@ -214,7 +214,7 @@ def _left_open(draft: Draft, home: Home) -> list[str]:
 
 
 def _take_lease(draft: Draft, home: Home, store: Store) -> Lease:
-    """Take the next lease number under this attempt's mark. To resume a run, this home must hold its newest lease."""
+    """Take the run's next lease for this attempt. To resume a run, this $HOMING_HOME must hold its newest lease."""
     last = None
     if draft.order.resume:
         last = run_lease.newest(store, draft.run.id)
@@ -228,7 +228,7 @@ def _take_lease(draft: Draft, home: Home, store: Store) -> Lease:
 def _prepare(draft: Draft, home: Home, notify: Callable[[str], None]) -> None:
     """Let the provider do slow work, such as building an image, before billing starts.
 
-    After the create request, the time would count against the run's limits.
+    Time spent after the create request would count against the run's limits.
     """
     provider = home.provider(draft.order.offer.provider)
     if isinstance(provider, Preparing):
@@ -245,23 +245,23 @@ def _create(
     booting.build_agent_zip(request.order.files[0].source, home.world)
     provider = home.provider(request.provider)
     notify(f"Starting {request.offer.name} on {request.provider}")
-    follow_clock(home)  # called before recording the line's start time, so that an earlier clock step does not shift it
+    follow_clock(home)  # must precede recording the line's start time, so that earlier clock changes do not shift it
     home.ledger.begin_create(draft.mark, request.order.boot.started_at)
     try:
         instance = provider.create(request)
     except (NoOffer, Unwelcome) as exc:
-        # The provider itself refused, so nothing was created, and the undo need not wait for an instance to appear.
+        # The provider refused, so nothing was created, and _undo does not have to wait for an instance to appear.
         home.ledger.update(draft.mark, state=REFUSED, note=exc.what)
         raise
     except CreateFailed as exc:
-        # Record the id, so that the undo finds the instance even if the provider's list is stale.
+        # Record the id, so that _undo finds the instance even if the provider's list is stale.
         if exc.instance_id is not None:
             home.ledger.update(draft.mark, instance_id=exc.instance_id)
         raise
-    # Record the id before any wait: from here on, the ledger alone is enough to find the instance.
+    # Record the id before waiting for anything. From now on, the ledger alone is enough to find the instance.
     home.ledger.update(draft.mark, instance_id=instance.id, state=instance.state, billing=instance.billing)
     line = _line(draft, home)
-    seen_spend(home, line)  # start tracking the spend now; the clock may be set back before the launch completes
+    seen_spend(home, line)  # start tracking the spend now, because the clock may be set back during the launch
     for duplicate in instance.twins:
         note_duplicate(home, line, dataclasses.replace(instance, id=duplicate, state="destroying", billing="maybe"))
     if line.instance_id != instance.id:
@@ -282,17 +282,17 @@ def _create(
     try:
         write_record(home, draft.run.id, store, run_lease.check(store, lease))
     except (StoreError, IntegrityError) as exc:
-        # An unreadable store does not mean that the lease was lost. The record already holds the mark, by which the
-        # instance can be found without its id.
+        # An unreadable store does not mean that the lease was lost. The record already contains the mark, which is
+        # enough to find the instance without its id.
         notify(f"The instance has started, but its lease could not be checked in the store: {exc.what}")
     return instance
 
 
 def _start_within_s(request: Request, home: Home, began: float) -> float:
-    """Return how many more seconds the launch may wait for the instance to start and still leave time to train.
+    """Return how many more seconds the launch may wait for the instance to start, so that time to train remains.
 
-    Until the agent runs on the instance, this process may be the only one that can destroy it. `began` is the
-    boot-clock time of the create call. That clock keeps running while this computer sleeps, and no one can set it.
+    Until the agent runs on the instance, this process may be the only one that can destroy it. `began` is the time of
+    the create call by the boot clock, which keeps running while this computer sleeps and cannot be set.
     """
     boot = request.order.boot
     limit = None if boot.spend_limit_usd is None else Decimal(boot.spend_limit_usd)
@@ -308,7 +308,7 @@ def _hand_over(draft: Draft, home: Home, store: Store, request: Request, instanc
     try:
         home.provider(request.provider).hand_over(dataclasses.replace(request, order=order), instance.id)
     except ProviderRefused as exc:
-        with contextlib.suppress(HomingError):  # save the log now, because the undo destroys it with the machine
+        with contextlib.suppress(HomingError):  # save the log now, because _undo destroys it together with the machine
             _boot_log(draft, home, store, instance)
         if isinstance(exc, StartTimeout):
             raise NeverCame(exc.what, exc.why, exc.fix) from exc
@@ -318,7 +318,7 @@ def _hand_over(draft: Draft, home: Home, store: Store, request: Request, instanc
 def _first_heartbeat(
     draft: Draft, home: Home, store: Store, instance: Instance, within_s: float, notify: Callable[[str], None]
 ) -> Heartbeat:
-    """Wait for the agent's first heartbeat in the store, the only proof that the run can go on without this process."""
+    """Wait for the agent's first heartbeat in the store. It proves that the run can continue without this process."""
     timeout_s, by = min(draft.boot_timeout_s, within_s), home.world.boottime() + within_s
     notify(f"Waiting up to {format_duration(timeout_s)} for the agent's first heartbeat in the store")
     provider = home.provider(instance.provider)
@@ -329,20 +329,20 @@ def _first_heartbeat(
 
     def is_there() -> bool:
         nonlocal num_quiet
-        # Query the provider before reading the store: an agent that exits quickly has written its heartbeat by then.
+        # Query the provider first: if the agent has already exited, its heartbeat is in the store when that is read.
         now = provider.describe(instance.id)
         try:
             heartbeat = read_reports(store, draft.run.id, line).heartbeat
         except WireError as exc:
             raise HomingError(
-                what=f"The agent of {draft.run.id} wrote a heartbeat that cannot be read.",
+                what=f"The agent that runs {draft.run.id} wrote an unreadable heartbeat.",
                 why=str(exc),
                 fix=f"Use the same homing version locally and on the instance, then: {draft.order.words.to('launch')}",
             ) from exc
         if heartbeat is not None:
             found.append(heartbeat)
             return True
-        # Require two misses in a row, because a process is briefly invisible during exec.
+        # Require two consecutive checks without a running process, because it is briefly invisible during exec.
         num_quiet = 0 if now.is_running else num_quiet + 1
         if now.state == "gone" or num_quiet == 2:
             raise StartTimeout(
@@ -362,7 +362,7 @@ def _first_heartbeat(
 
 
 def _check_guards(draft: Draft, home: Home, store: Store, heartbeat: Heartbeat) -> None:
-    """Wait until at least two guards are alive, so that the laptop may close. The dead-man may start late."""
+    """Wait until at least two guards are alive, so that the laptop can be closed. The dead-man process may be late."""
     if draft.order.is_one_guard_enough:
         return
     line = _line(draft, home)
@@ -390,7 +390,7 @@ def _check_guards(draft: Draft, home: Home, store: Store, heartbeat: Heartbeat) 
 
 
 def _report_clock(home: Home, heartbeat: Heartbeat, notify: Callable[[str], None]) -> None:
-    """Report a clock difference, which affects the times in logs and events. Limits use clocks that no one can set."""
+    """Report a clock difference. It affects only the times in logs and events: limits use clocks that cannot be set."""
     ahead_s = heartbeat.t - home.world.now()
     if abs(ahead_s) > _CLOCK_S:
         side = "ahead of" if ahead_s > 0 else "behind"
@@ -398,9 +398,9 @@ def _report_clock(home: Home, heartbeat: Heartbeat, notify: Callable[[str], None
 
 
 def _send_age(home: Home, store: Store, boot: Boot, heartbeat: Heartbeat, began: float) -> bool:
-    """Tell the agent how long its instance has been billing, with retries. Return True if its own count was too low.
+    """Send the agent how long its instance has been billing, with retries. Return True if its own count was too low.
 
-    A single failed write is no reason to destroy a machine, but an agent with too low a count would end it too late.
+    An agent whose count is too low would end the instance too late. The launch fails only if all retries fail.
     """
     problems: list[HomingError] = []
     was_needed = False
@@ -420,14 +420,14 @@ def _send_age(home: Home, store: Store, boot: Boot, heartbeat: Heartbeat, began:
 
 
 def _is_destroy_asked(draft: Draft, home: Home) -> bool:
-    """Return True if another process has requested to destroy this attempt. Call this before the undo starts."""
+    """Return True if another process has requested that this attempt be destroyed. Call this before `_undo`."""
     with contextlib.suppress(Exception):  # errors are ignored, because the caller undoes the launch anyway
         return home.ledger.is_destroy_asked(draft.mark)
     return False
 
 
 def _is_taken_down(draft: Draft, home: Home) -> bool:
-    """Return True if a destroy was requested, unless the run is done: a guard destroys the instance of a done run."""
+    """Return True if a destroy was requested and the run is not done. If it is done, a guard destroys its instance."""
     with contextlib.suppress(HomingError, OSError):  # an unreadable ledger is no evidence of a destroy request
         run = home.ledger.run(draft.run.id)
         return home.ledger.is_destroy_asked(draft.mark) and (run is None or run.state != "done")
@@ -456,11 +456,11 @@ def _line(draft: Draft, home: Home) -> LedgerLine:
 def _undo(draft: Draft, home: Home, exc: BaseException, notify: Callable[[str], None], intent: LedgerLine) -> None:
     is_interrupted = isinstance(exc, KeyboardInterrupt)
     reason = "interrupted" if is_interrupted else (str(exc) or type(exc).__name__).splitlines()[0]
-    with contextlib.suppress(OSError):  # a closed terminal may be the cause of this undo
+    with contextlib.suppress(OSError):  # the launch may have failed because the terminal was closed
         notify(f"The launch {'was interrupted' if is_interrupted else 'failed'}; destroying everything it started")
     try:
         lines = [line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark]
-        if not lines:  # the ledger has lost the line, so write it again to record its end and receipt
+        if not lines:  # the ledger has lost the line, so insert it again to record the instance's end and its cost
             lines = [dataclasses.replace(intent, created_at=intent.intent_at)]
             home.ledger.adopt_run(row_of(draft, home), lines, [], must_last=False)
     except HomingError:
@@ -475,19 +475,19 @@ def _undo(draft: Draft, home: Home, exc: BaseException, notify: Callable[[str], 
         with contextlib.suppress(HomingError, OSError):  # ignore these errors, so that the original one is reported
             state = ADOPTED if isinstance(exc, NotOwner) else "failed"
             why, now = f"{UNDONE}{reason}", home.world.now()
-            # If a person stopped the run during the undo, keep that state.
+            # If the user stopped the run in the meantime, keep that state.
             home.ledger.set_run(draft.run.id, unless_stopped=True, state=state, reason=why, exit_code=1, ended_at=now)
         with contextlib.suppress(HomingError, OSError):
-            # Remove the lock even if the ledger could not be updated. As long as a guard process holds the lock, no
-            # status check closes the ledger line.
+            # Remove the lock even if the ledger could not be updated. A guard process would otherwise keep holding it,
+            # and until it is released, no status check closes the ledger line.
             home.world.remove(home.launch_lock(draft.mark))
             write_record(home, draft.run.id, open_store(draft.run.store, home.world, create=False))
 
 
 def _boot_log(draft: Draft, home: Home, store: Store, instance: Instance) -> str:
-    """Return the boot log from the store's mailbox, or else from the provider.
+    """Return the boot log from the store if the instance has uploaded it, otherwise from the provider.
 
-    The copy in the mailbox survives if the provider deletes the log together with the machine.
+    The copy in the store survives if the provider deletes the log together with the machine.
     """
     with contextlib.suppress(StoreError):
         return store.read(run_key(draft.run.id, file_names.LOGS, "boot.log")).decode("utf-8", "replace")

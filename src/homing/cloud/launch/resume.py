@@ -2,12 +2,12 @@
 
     resume_inputs     the newest complete checkpoints of the previous attempt, and its history, as inputs
     clear_requests    clears the previous attempt's stop request and outcome, so that they do not apply to the new one
-    describe_starts   describes where the launch starts: a model at home, open weights, or a stored checkpoint
+    describe_starts   describes where the launch starts: a model on this computer, open weights, or a stored checkpoint
 
-The new instance starts with an empty disk, so it gets the run directory as inputs. Metrics, events and the trainer's
-log are included, because the new attempt's pushes replace the files in the store. They are copied to content-addressed
-objects, because they may be replaced before they are fetched. Agent and sync start new logs; the old ones are kept
-under their attempt's number.
+The new instance starts with an empty disk, so it gets the run directory as inputs. They include the metrics, the events
+and the trainer's log, because the new attempt continues these files and its pushes replace those in the store. The
+files are copied to content-addressed objects, because they may be replaced before they are fetched. The agent and the
+sync process start new logs; the old ones are renamed with their attempt's number.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from homing.wire.run_json import Phase, Run
 
 __all__ = ["clear_requests", "describe_starts", "resume_inputs"]
 
-_KEPT = 2  # number of newest complete checkpoints to fetch, so that the trainer has a fallback
+_KEPT = 2  # fetch this many of the newest complete checkpoints, so that the trainer has a fallback
 _HISTORY = (file_names.EVENTS, file_names.METRICS, file_names.METRICS_CSV, f"{file_names.LOGS}/trainer.log")
 _BEGUN_ANEW = ("agent", "sync")
 
 
 def resume_inputs(store: Store, run_id: str, phases: list[str]) -> tuple[list[Input], list[str]]:
-    """Return the inputs, and one sentence per checkpoint or pointer that is left out because it is damaged."""
+    """Return the inputs, and a sentence for each checkpoint or pointer file that is left out because it is damaged."""
     whole: list[StoredCheckpoint] = []
     damaged: list[str] = []
     for checkpoint in list_checkpoints(store, run_id, phases):
@@ -65,10 +65,10 @@ def resume_inputs(store: Store, run_id: str, phases: list[str]) -> tuple[list[In
 
 
 def clear_requests(home: Home, store: Store, run_id: str, attempt: int, *, is_stop_over: bool) -> bool:
-    """Clear the stop request and the outcome of the last attempt, so that they do not apply to this one.
+    """Clear the last attempt's stop request and outcome, so that they do not apply to this one.
 
-    With `is_stop_over=False`, keep a stop request and return False if there is one. A guard never resumes a stopped
-    run, so such a request must have come after the guard's check.
+    With `is_stop_over=False`, keep a stop request and return False if there is one. It must have arrived after the
+    guard's own check, because a guard never resumes a stopped run.
     """
     for program in _BEGUN_ANEW:
         old = run_key(run_id, file_names.LOGS, f"{program}.log")
@@ -83,7 +83,7 @@ def clear_requests(home: Home, store: Store, run_id: str, attempt: int, *, is_st
 
 
 def _pointers(store: Store, run_id: str, phases: list[str], damaged: list[str]) -> dict[str, int]:
-    """Return the path of each latest.json and best.json with its step. A damaged one must not block the checkpoints."""
+    """Return the step in each latest.json and best.json, by path. A damaged one is reported and skipped."""
     found = {}
     for phase in phases:
         for name in (file_names.LATEST, file_names.BEST):
@@ -116,7 +116,7 @@ def _copy(store: Store, run_id: str, path: str) -> Input:
 
 
 def describe_starts(draft: Draft, home: Home) -> list[str]:
-    """Return one sentence per phase that starts from existing weights, or one about the checkpoint of a resumed run."""
+    """Return a sentence for each phase that starts from existing weights, or one about a resumed run's checkpoint."""
     run = draft.run
     if draft.order.resume:
         return [_resume_point(run, home)]
@@ -128,9 +128,9 @@ def describe_starts(draft: Draft, home: Home) -> list[str]:
 
 
 def _resume_point(run: Run, home: Home) -> str:
-    """Return a sentence that says where a resumed run continues, based on the manifests alone.
+    """Return a sentence that says where a resumed run continues, based only on the checkpoints' manifests.
 
-    The launch verifies the files themselves.
+    The launch itself verifies the files.
     """
     stored = list_checkpoints(open_store(run.store, home.world), run.id, [phase.kind for phase in run.phases])
     newest = next((checkpoint.manifest for checkpoint in stored if not checkpoint.problem), None)

@@ -1,14 +1,14 @@
-"""Writes what a launch needs before its create call: ledger rows, run documents at home and in the store, request.
+"""Prepares a launch's create call: the ledger rows, the run documents (local and in the store) and the request.
 
     Draft -> row_of, line_of            rows for the ledger
-          -> write_home                 the run's folder at home
+          -> write_home                 the run's folder on this computer
           -> inputs_of                  inputs, pushed to the store by hash
           -> request_of                 all that the provider's create call needs, including boot.json
           -> make_bootstrap_spec        what a bare machine installs: code, package versions, folders, a speed probe
-          -> push_documents, push_code  so that a different home can adopt or reproduce the run
+          -> push_documents, push_code  so that another computer can adopt or reproduce the run
 
-The bootstrap on the instance executes the spec, stage by stage. A machine that already has everything (this computer)
-gets no spec. Nothing here rents anything.
+The bootstrap on the instance executes the spec, stage by stage. This computer, which already has everything, needs no
+spec. Nothing in this module rents anything.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ __all__ = [
 ]
 
 LOCK = "lock.txt"
-# Python can import from a wheel, which is a zip, so the bootstrap runs from the wheel before anything is unpacked. The
-# following program therefore checks the hash of the wheel first. It is sent in boot.json instead of in the wheel, and
-# it is one line because a Dockerfile contains it too.
+# Python can import from a wheel, which is a zip file, so the bootstrap runs from the wheel before anything is unpacked.
+# The following program therefore checks the wheel's hash first. It is part of boot.json, not of the wheel, and it is a
+# single line because a Dockerfile contains it too.
 VERIFIED_START = "; ".join(
     (
         "import hashlib, runpy, sys",
@@ -68,7 +68,7 @@ VERIFIED_START = "; ".join(
         'runpy.run_module("homing.instance.bootstrap", run_name="__main__", alter_sys=True)',
     )
 )
-_FAR_TOO_SLOW = 0.3  # minimum fraction of the data sheet value; a healthy GPU reaches about twice this in the probe
+_FAR_TOO_SLOW = 0.3  # lowest accepted fraction of a data sheet value; a healthy GPU reaches about twice as much
 _SOMEBODYS = ("local", "ssh")  # providers whose machines are used for more than one run
 
 
@@ -105,14 +105,14 @@ def write_home(draft: Draft, home: Home) -> None:
     home.world.mkdir(folder)
     home.world.write(folder / file_names.RUN_FILE, draft.order.run_file_text.encode())
     home.world.write(folder / file_names.RUN, codec.dumps(draft.run, indent=1).encode())
-    # Store the offer with the run, because measured speeds are recorded under its device.
+    # Store the offer with the run, because the run's measured speeds are later recorded for the offer's device.
     note = {
         "schema": "homing.launch/1",
         "offer": dataclasses.asdict(draft.order.offer),
         "is_smoke": draft.order.is_smoke,
         "keep_on_failure_s": draft.order.keep_on_failure_s,
         "is_one_guard_enough": draft.order.is_one_guard_enough,
-        # The next two fields are needed to restore the run if the ledger is lost.
+        # These two fields are needed to restore the run if the ledger is lost.
         "attempt": draft.attempt,
         "spent_before_usd": draft.spent_before_usd,
     }
@@ -140,7 +140,7 @@ def inputs_of(draft: Draft, home: Home, store: Store, notify: Callable[[str], No
         notify("No checkpoint in the store yet: starting from the beginning")
     elif taken:
         size = format_bytes(sum(item.num_bytes for item in taken))
-        notify(f"Already in the store: {counted(len(taken), 'file')} to resume from, {size}")
+        notify(f"The store already contains {counted(len(taken), 'file')} ({size}) to resume from")
     return inputs + taken
 
 
@@ -187,11 +187,11 @@ def request_of(
     for name, data in ({} if is_rehearsal else brought).items():
         home.world.write(folder / name, data)
     files = tuple(InputFile(name, str(folder / name)) for name in (booting.AGENT_ZIP, *brought))
-    # The instance gets its store credentials through its environment, never in a file of ours.
+    # The instance gets its store credentials as environment variables, never in a file that homing writes.
     keys = secrets(draft.run.store, home.world.environment())
     boot = dataclasses.replace(boot, secret_names=sorted(keys))
     order = Order(draft.mark, draft.run.name, boot, files, keys, typed=draft.order.typed, is_resume=draft.order.resume)
-    # The dead-man restarts a dead agent with the provider's original start command, so boot.json carries that command.
+    # The dead-man process restarts a dead agent with the provider's own start command, so boot.json contains it.
     argv = list(provider.plan(draft.order.offer, order).argv)
     order = dataclasses.replace(order, boot=dataclasses.replace(boot, agent_argv=argv))
     return provider.plan(draft.order.offer, order)
@@ -208,19 +208,20 @@ def push_documents(home: Home, store: Store, request: Request) -> None:
 
 
 def push_code(home: Home, store: Store, request: Request, notify: Callable[[str], None]) -> None:
-    """Push the wheel and the locked versions this run starts with, by hash, so that the run can be reproduced."""
+    """Push the wheel and lock file that this run starts with, under their hashes, so that the run can be reproduced."""
     spec = request.order.boot.bootstrap
     if spec is None:
         return
-    for file in request.order.files[1:]:  # the first file is the agent, which is built from the wheel's own files
+    for file in request.order.files[1:]:  # skip the first file, the agent, which is built from files in the wheel
         push_object(store, home.world.read(file.source))
     commit, changed = tree_state(home.world)
     own = f", with {counted(len(changed), 'uncommitted change')}" if changed else ""
-    notify(f"Sending this version of homing, {commit[:12] or 'as installed'}{own}; wheel {spec.code_sha256[:12]}")
+    version = f"{commit[:12] or 'as installed'}{own}"
+    notify(f"Sending this version of homing to the instance: {version} (wheel {spec.code_sha256[:12]})")
 
 
 def _mailbox(draft: Draft, home: Home) -> str:
-    """Return a presigned S3 URL for the boot log, to use before a store client is installed, or "" for other stores."""
+    """Return a presigned S3 URL to upload the boot log to before a store client is installed; "" for other stores."""
     store = open_store(draft.run.store, home.world)
     if not isinstance(store, S3Store):
         return ""
@@ -244,8 +245,8 @@ def make_bootstrap_spec(
 ) -> tuple[Boot, dict[str, bytes]]:
     """Return `boot` with the bootstrap spec that this machine needs, and the files to send, by name in the work folder.
 
-    `is_stand_in` means that a different program runs in place of the trainer. That program may not need torch, so no
-    speed probe runs.
+    `is_stand_in` means that another program runs instead of the trainer. It may not need torch, so the GPU's speed is
+    not probed.
     """
     if not place.cache_dir:
         return boot, {}
@@ -280,7 +281,7 @@ def make_bootstrap_spec(
         )
     if offer.num_gpus:
         spec = _with_card(spec, offer, place, is_stand_in)
-    # Keep the trainer's compile cache for the next run, on the volume or next to the code and the environments.
+    # Put the trainer's compile cache where the next run finds it: on the volume, or next to the code and environments.
     cache = f"{run.cloud.volume}/cache" if run.cloud.volume else place.cache_dir
     env = {**boot.env, "PYTHONPATH": code_dir, "HOMING_CACHE": cache}
     if run.cloud.volume:
@@ -297,7 +298,7 @@ def make_bootstrap_spec(
 
 
 def volume_folders(volume: str, name: str) -> list[str]:
-    """Return this run's folders on a persistent volume (datasets, artifacts, runs, cache), plus the shared hf_cache."""
+    """Return the folders for this run on a persistent volume, plus the hf_cache folder that all runs share."""
     parts = ("datasets/train", "datasets/val", "artifacts/tokenizer", "runs", "cache")
     return [*(os.path.join(volume, part, name) for part in parts), os.path.join(volume, "hf_cache")]
 

@@ -1,8 +1,10 @@
-"""The ledger records every instance ever requested, from the intent to the receipt, in SQLite. Rows are never deleted.
+"""The ledger: an SQLite database of every instance ever requested. Rows are never deleted.
 
-    intend        run + line, on disk before any request to a provider; one live run per name
-    begin_create  from here on something may exist and bill; refused if the line has been closed
-    update        records the instance id, before any wait
+Each instance has a line, from the intent to create it until the receipt, which records its end and its cost.
+
+    intend        writes the run and its line to disk before any request to a provider; one live run per name
+    begin_create  records that from now on an instance may exist and bill; refused if the line has been closed
+    update        records the instance id, before anything is waited for
     close         writes the receipt (end time and dollars) when the provider no longer lists the instance
 
 Several processes may write at once, because each step is one transaction that checks its preconditions.
@@ -48,18 +50,18 @@ __all__ = [
 ]
 
 LIVE_STATES = ("launching", "running", "landing")
-# Prefixes of a run's reason if its machine was lost before the work was done.
+# A run's `reason` begins with one of these if its machine was lost before the work was done.
 SILENT, PREEMPTED, LOST = "its instance ended without reporting why", "preempted: ", "lost: "
 CUT_SHORT = "its launch was interrupted"
-UNDONE = "launch: "  # prefix of a run's reason if its launch failed (the cause follows) and was undone
-REFUSED = "refused"  # state of a line if the provider refused the create call, so that nothing exists
-# Prefix of a receipt's note if the amount is an upper bound, because it is unknown when the machine ended or whether it
-# existed.
+UNDONE = "launch: "  # a run's `reason` begins with this, followed by the cause, if its launch failed and was undone
+REFUSED = "refused"  # a line's state if the provider refused the create call, so that no instance exists
+# A receipt's note begins with this if its amount is an upper bound, because it is unknown when the machine ended or
+# whether it ever existed.
 AT_MOST = "at most: "
-# Prefix of an open line's note if the line was restored from the store's record. Until the provider shows the instance,
-# this home does not know how long it lived.
+# An open line's note begins with this if the line was restored from the run's record in the store. Until the provider
+# lists the instance, it is not known here how long the instance lived.
 RESTORED = "restored: "
-ADOPTED = "adopted"  # a different home owns the run now, so here it is neither live nor ended
+ADOPTED = "adopted"  # a run's state if another computer owns the run now, so that here it is neither live nor ended
 SCHEMA_VERSION = 1
 
 
@@ -79,14 +81,14 @@ class LedgerLine:
     intent_at: float
     instance_id: str | None = None
     created_at: float | None = None
-    destroyed_at: float | None = None  # when the provider stopped showing the instance
+    destroyed_at: float | None = None  # when the instance ended; None while it may be billing
     state: str = "requested"
     billing: str = "maybe"
     spend_usd: str = "0"
     note: str = ""
-    # account of the key that rented it; None if unknown, so that any key of the provider is accepted
+    # account that rented the instance; None if unknown, in which case any key for the provider is accepted
     account: str | None = None
-    damaged: tuple[str, ...] = ()  # columns that could not be read; they contain safe defaults
+    damaged: tuple[str, ...] = ()  # names of columns that could not be read; those fields have safe default values
 
     @property
     def is_at_most(self) -> bool:
@@ -95,20 +97,20 @@ class LedgerLine:
 
     @property
     def is_duplicate(self) -> bool:
-        """Return True if this is a duplicate: a second instance of its attempt, with the same mark at the provider."""
+        """Return True if this is a second instance of its attempt, with the same mark at the provider."""
         return shown_mark(self.mark) != self.mark
 
 
-# Columns that every status check recomputes. A change to any other column updates the backup.
+# A change to only these columns does not update the backup, because every status check recomputes them.
 _NOT_KEPT = {"billing", "spend_usd", "note", "reason", "exit_code", "ended_at", "fetched_step"}
 _LINE_COLUMNS = [field.name for field in dataclasses.fields(LedgerLine) if field.name != "damaged"]
-# A line whose end time is not a number counts as open, because it may bill. SQLite sorts text and blobs after every
-# number.
+# A line whose end time is not a number counts as open, because its instance may bill. In SQLite, text and blobs compare
+# as greater than any number.
 _IS_OPEN = "(destroyed_at IS NULL OR destroyed_at >= 1e12)"
 _LINES = f"SELECT {', '.join(_LINE_COLUMNS)} FROM lines"
 _OLDEST_FIRST = "ORDER BY intent_at, rowid"
-# Sorted by attempt number, not by time: if the clock was set back, the running attempt would sort before ended ones. A
-# duplicate sorts before the instance it duplicates, so that the last line is the run's current instance.
+# Lines are sorted by attempt number, because by time the running attempt would come before ended ones if the clock was
+# set back. A duplicate comes before the instance it duplicates, so that the last line is the run's current instance.
 _BY_ATTEMPT = "ORDER BY attempt, instr(mark, '+') = 0, rowid"
 _UNCHANGED = " AND EXISTS (SELECT 1 FROM runs WHERE id = ? AND state = ? AND reason = ? AND spend_limit_usd IS ?)"
 _TABLES = (
@@ -123,14 +125,14 @@ _TABLES = (
         limit_usd TEXT, intent_at REAL NOT NULL, instance_id TEXT, created_at REAL, destroyed_at REAL,
         state TEXT NOT NULL, billing TEXT NOT NULL, spend_usd TEXT NOT NULL, note TEXT NOT NULL,
         destroy_asked_at REAL, account TEXT)""",
-    # Adopted instances. Of all instances that other homes started, this home may change only these.
+    # Instances adopted from other computers. Of all instances started elsewhere, only these may be changed from here.
     """CREATE TABLE IF NOT EXISTS adopted (
         mark TEXT PRIMARY KEY, owner TEXT NOT NULL, host TEXT NOT NULL, home TEXT NOT NULL)""",
-    # The provider's own figure for an instance's cost, if it has one. It is shown next to ours and never replaces it.
+    # The cost of each instance as reported by its provider, if it reports one. It is shown next to our own figure.
     "CREATE TABLE IF NOT EXISTS bills (mark TEXT PRIMARY KEY, usd TEXT NOT NULL, at REAL NOT NULL)",
-    # Every status check needs the few open lines and live runs among thousands of receipts.
+    # Indexes, because every status check must find the few open lines and live runs among thousands of receipts.
     "CREATE INDEX IF NOT EXISTS lines_of_run ON lines (run_id)",
-    # the condition must be the same as in the queries
+    # SQLite uses this index only if its condition is the same as in the query
     f"CREATE INDEX IF NOT EXISTS lines_open ON lines (mark) WHERE {_IS_OPEN}",
     "CREATE INDEX IF NOT EXISTS runs_by_state ON runs (state)",
     """CREATE TRIGGER IF NOT EXISTS lines_stay BEFORE DELETE ON lines
@@ -146,7 +148,7 @@ _SCHEMA = (
 
 @dataclass(frozen=True)
 class Adopted:
-    """The origin of an adopted instance: the owner, host and path of the home that started it."""
+    """The origin of an adopted instance: the owner, host and path of the $HOMING_HOME from which it was started."""
 
     mark: str
     owner: str
@@ -156,7 +158,7 @@ class Adopted:
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run as this home knows it. The run's own record is in the store."""
+    """A run as recorded in this ledger. Another record of the run, for all computers, is in its store."""
 
     id: str
     name: str
@@ -169,7 +171,7 @@ class RunRow:
     exit_code: int | None = None
     ended_at: float | None = None
     fetched_step: int | None = None
-    damaged: tuple[str, ...] = ()  # columns that could not be read
+    damaged: tuple[str, ...] = ()  # names of columns that could not be read
 
     @property
     def is_live(self) -> bool:
@@ -177,12 +179,12 @@ class RunRow:
 
     @property
     def is_interrupted(self) -> bool:
-        """Return True if the run lost its machine but not its work, so that it can resume elsewhere."""
+        """Return True if the run lost its machine before its work was done, so that it can resume on another one."""
         return not self.is_live and self.reason.startswith((SILENT, PREEMPTED, LOST))
 
     @property
     def may_go_on(self) -> bool:
-        """Return True if the run ended but may continue, because a guard may rent another machine for it."""
+        """Return True if the run has ended but a guard may still rent another machine for it."""
         return self.is_interrupted or (not self.is_live and self.reason == CUT_SHORT)
 
 
@@ -196,7 +198,7 @@ _GIVEN = "SELECT value FROM json_each(?)"
 
 @dataclass(frozen=True)
 class Receipts:
-    """The costs of closed lines, grouped by amount: maps each amount, as stored, to the number of lines with it."""
+    """The costs of closed lines. `amounts` maps each cost, as stored, to the number of lines with that cost."""
 
     amounts: Mapping[str, int]
     is_at_most: bool  # True if at least one amount is an upper bound
@@ -225,8 +227,7 @@ class Ledger:
     def at_once(self) -> Iterator[None]:
         """Collect the writes made inside the block and commit them in one transaction on exit, even after an exception.
 
-        Fifty listed instances then need one disk sync instead of a hundred. Reads inside the block do not see the
-        writes.
+        This needs only one disk sync, even to record fifty instances. Reads inside the block do not see the writes.
         """
         assert self._gathered is None, "at_once cannot be nested"
         self._gathered = []
@@ -241,7 +242,7 @@ class Ledger:
                     self.file.back_up()
 
     def _kept(self) -> list[dict[str, Any]]:
-        """Return the open lines, with only the columns that the backup must contain."""
+        """Return the open lines, but only the columns whose changes must be backed up."""
         names = [name for name in _LINE_COLUMNS if name not in _NOT_KEPT]
         return self._execute((f"SELECT {', '.join(names)} FROM lines WHERE {_IS_OPEN} ORDER BY rowid", []))
 
@@ -250,8 +251,8 @@ class Ledger:
 
         A resumed run must have ended; a new one must not have the name of a live run.
 
-        `last` is the run row on which a guard based its decision. Raises EndedElsewhere if a person has destroyed or
-        launched the run since, or has changed its limit.
+        `last` is the run row on which a guard based its decision. Raises EndedElsewhere if the user has destroyed or
+        launched the run since then, or has changed its limit.
         """
         insert = f"INSERT INTO lines ({', '.join(_LINE_COLUMNS)}) SELECT {', '.join('?' * len(_LINE_COLUMNS))}"
         values = [getattr(line, name) for name in _LINE_COLUMNS]
@@ -266,7 +267,7 @@ class Ledger:
                 fix=f"Check it: homing status {run.name}   then launch again",
             )
         rows = self._execute(
-            # A name is free if no run of that name is live; an existing run may resume once it has ended.
+            # A run may be launched if no run with its name is live. This also lets an ended run resume.
             (
                 f"{insert} WHERE NOT EXISTS (SELECT 1 FROM runs WHERE name = ? AND state IN ({live})){same}",
                 [*values, run.name, *judged],
@@ -296,7 +297,7 @@ class Ledger:
         raise self._name_taken(run.name)
 
     def begin_create(self, mark: str, at: float) -> None:
-        """Record durably that the create call follows. From now on an instance may exist.
+        """Record on disk that the create call is about to be sent. From now on, an instance may exist.
 
         Raises HomingError if the line was closed.
         """
@@ -322,15 +323,14 @@ class Ledger:
         self._set("lines", columns, f"mark = ? AND {_IS_OPEN}", mark)
 
     def close(self, mark: str, *, at: float, spend_usd: Decimal, note: str) -> None:
-        """Write the receipt, or raise if it cannot be written to disk. A second call does not change the receipt."""
+        """Write the receipt. Raises an error if that fails. A second call does not change the receipt."""
         columns = {"destroyed_at": at, "spend_usd": str(spend_usd), "state": "gone", "billing": "no", "note": note}
         self._set("lines", columns, f"mark = ? AND {_IS_OPEN}", mark, must_last=True)
 
     def reopen(self, mark: str, *, instance_id: str, note: str, now: float) -> None:
         """Reopen a closed line if the provider still lists its instance, because the instance is still billing.
 
-        The line is marked as created, because a ledger that was restored from an older copy may not have recorded the
-        creation.
+        If the line has no creation time, it gets one, because a ledger restored from an older copy may have lost it.
         """
         sql = (
             "UPDATE lines SET destroyed_at = NULL, state = 'unknown', billing = 'maybe', instance_id = ?, note = ?,"
@@ -349,7 +349,7 @@ class Ledger:
     ) -> None:
         """Insert a run and all its attempts in one transaction.
 
-        The run belonged to a different home, or is missing from this ledger. Existing lines stay unchanged.
+        The run belonged to another computer, or is missing from this ledger. Existing lines stay unchanged.
         """
         names = _RUN_COLUMNS
         changed = ("state", "store", "spend_limit_usd", "reason", "exit_code", "ended_at")
@@ -370,7 +370,7 @@ class Ledger:
         )
 
     def note_bill(self, mark: str, usd: Decimal, at: float) -> None:
-        """Record the provider's own cost figure. A later figure replaces it, even after the receipt."""
+        """Record the cost that the provider reports. A later call replaces it, even after the line was closed."""
         self._write("INSERT OR REPLACE INTO bills (mark, usd, at) VALUES (?, ?, ?)", [mark, str(usd), at])
 
     def close_unborn(self, mark: str, at: float) -> None:
@@ -387,8 +387,8 @@ class Ledger:
         """Set columns of a run.
 
         With `only_live`, a run that has ended in the meantime stays unchanged, because another process may have
-        destroyed it. With `unless_stopped`, a stopped run stays unchanged, but a run that a status check marked as
-        failed is updated.
+        destroyed it. With `unless_stopped`, only a stopped run stays unchanged, so that a run can still be updated
+        after a status check has marked it as failed.
         """
         live = ", ".join(f"'{state}'" for state in LIVE_STATES)
         where = "id = ?" + (f" AND state IN ({live})" if only_live else "")
@@ -396,7 +396,7 @@ class Ledger:
         self._set("runs", columns, where, run_id)
 
     def set_clock(self, before: str, now: str, step_s: float, *, until: float) -> None:
-        """Store a new clock anchor (see meter.py) and shift the open lines created before `until` by `step_s`.
+        """Store a new clock anchor (see meter.py), and add `step_s` to the times of open lines created before `until`.
 
         Both happen in one transaction, and only if `before` is still the anchor. If two processes notice the same clock
         change, only one of them shifts the lines.
@@ -421,8 +421,7 @@ class Ledger:
     def runs(self) -> list[RunRow]:
         """Return all runs, newest first.
 
-        They are in reverse order of insertion. If the clock was set back, sorting by time would put new runs behind
-        older ones.
+        The order is that of insertion, because sorting by time would be wrong if the clock was set back.
         """
         return self._runs("")
 
@@ -465,9 +464,9 @@ class Ledger:
         return self._runs("WHERE id = ? OR name = ?", [word, word])
 
     def called(self, word: str) -> list[RunRow]:
-        """Return the runs with this id or name: an id match first, then live or possibly billing runs, then the rest.
+        """Return the runs with this id or name: first the one with this id, then live or possibly billing runs.
 
-        Within each group, the newest run comes first.
+        All other runs follow. Within each group, the newest run comes first.
         """
         found = self.runs_called(word)
         billing = self.billing_runs() if len(found) > 1 else set()
@@ -496,28 +495,28 @@ class Ledger:
         raise UsageError(what=f"Unknown run: {name!r}.", why=f"Known: {known}", fix="homing runs")
 
     def lines(self, run_id: str | None = None) -> list[LedgerLine]:
-        """Return all lines, oldest first; with a run id, its attempts in order."""
+        """Return all lines, oldest first, or, with a run id, the lines of that run's attempts in order."""
         if run_id is not None:
             return self._lines(f"WHERE run_id = ? {_BY_ATTEMPT}", [run_id])
         return self._lines(_OLDEST_FIRST)
 
     def lines_of(self, run_ids: Iterable[str]) -> dict[str, list[LedgerLine]]:
-        """Return each run's attempts in order, from one query. The list is empty for a run without attempts."""
+        """Return the lines of each run's attempts in order, by run id. The list is empty for a run without attempts."""
         found: dict[str, list[LedgerLine]] = {run_id: [] for run_id in run_ids}
         for line in self._lines(f"WHERE run_id IN ({_GIVEN}) {_BY_ATTEMPT}", [json.dumps(list(found))]):
             found[line.run_id].append(line)
         return found
 
     def open_lines(self) -> list[LedgerLine]:
-        """Return the lines of instances that may be billing, and of intents without an instance, oldest first."""
+        """Return the lines that are not closed, oldest first: their instance may be billing or is not created yet."""
         return self._lines(f"WHERE {_IS_OPEN} {_OLDEST_FIRST}")
 
     def num_lines(self) -> int:
-        """Return the number of lines ever written, to pass to `lines_marked` as `of_first`."""
+        """Return the number of lines written so far, to be passed to `lines_marked` as `of_first`."""
         return int(self._execute(("SELECT COALESCE(MAX(rowid), 0) AS number FROM lines", []))[0]["number"])
 
     def lines_marked(self, marks: Iterable[str], *, of_first: int | None = None) -> dict[str, LedgerLine]:
-        """Return lines by mark, open or closed; unknown marks are left out.
+        """Return the lines with these marks, open or closed, as a dict by mark. Unknown marks are left out.
 
         `of_first` restricts the search to the lines that existed when `num_lines` returned that number.
         """
@@ -528,18 +527,18 @@ class Ledger:
         return {line.mark: line for line in self._lines(f"{how} {_OLDEST_FIRST}", params)}
 
     def lines_of_others(self, prefix: str) -> list[LedgerLine]:
-        """Return the adopted lines. Their marks do not start with this home's `prefix`."""
+        """Return the adopted lines: those with a mark that does not start with `prefix`, the local owner's prefix."""
         return self._lines(f"WHERE substr(mark, 1, ?) != ? {_OLDEST_FIRST}", [len(prefix), prefix])
 
     def last_lines(self, last: int, run_name: str | None = None) -> list[LedgerLine]:
-        """Return every open line plus the `last` newest lines, oldest first; `run_name` filters by run."""
+        """Return every open line plus the `last` newest lines, oldest first, or only those of runs named `run_name`."""
         where, params = ("1", []) if run_name is None else ("run_name = ?", [run_name])
         newest = f"SELECT rowid FROM lines WHERE {where} ORDER BY intent_at DESC, rowid DESC LIMIT ?"
         shown = f"WHERE {where} AND ({_IS_OPEN} OR rowid IN ({newest})) {_OLDEST_FIRST}"
         return self._lines(shown, [*params, *params, max(0, last)])
 
     def providers(self, prefix: str) -> set[str]:
-        """Return the providers of the lines whose mark starts with this prefix."""
+        """Return the names of all providers that have a line with a mark that starts with `prefix`."""
         sql = "SELECT DISTINCT provider FROM lines WHERE substr(mark, 1, ?) = ?"
         return {row["provider"] for row in self._execute((sql, [len(prefix), prefix]))}
 
@@ -565,7 +564,7 @@ class Ledger:
         return found
 
     def damage(self) -> list[str]:
-        """Return one sentence per row found damaged since the last call."""
+        """Return a sentence for each row that was found damaged since the last call to this method."""
         found, self._damage = list(self._damage.values()), {}
         return found
 
@@ -579,7 +578,7 @@ class Ledger:
         return {str(row["mark"]): Adopted(**{name: str(value) for name, value in row.items()}) for row in rows}
 
     def bills(self, marks: Iterable[str] | None = None) -> dict[str, Decimal]:
-        """Return the cost that the provider reports for each mark, or only for `marks` if given."""
+        """Return the cost that the provider reported for each instance, by mark, or only for `marks` if given."""
         where, params = ("", []) if marks is None else (f" WHERE mark IN ({_GIVEN})", [json.dumps(list(marks))])
         rows = self._execute((f"SELECT mark, usd FROM bills{where}", params))
         return {str(row["mark"]): Decimal(usd) for row in rows if (usd := usd_in(row["usd"])) is not None}
@@ -595,16 +594,16 @@ class Ledger:
         return seconds_in(rows[0]["destroy_asked_at"], self._world.now()) if rows else None
 
     def is_destroy_asked(self, mark: str) -> bool:
-        """Return True if this home has requested that the instance be destroyed."""
+        """Return True if the ledger records a request to destroy the instance."""
         return self.destroy_asked_at(mark) is not None
 
     def account(self, mark: str) -> str | None:
-        """Return the current account of a line. The user may have confirmed a new key since the line was read."""
+        """Return the account that is now in a line. The user may have confirmed a new key since the line was read."""
         rows = self._execute(("SELECT account FROM lines WHERE mark = ?", [mark]))
         return rows[0]["account"] if rows else None
 
     def unconfirmed(self) -> list[LedgerLine]:
-        """Return the lines with a destroy request that no provider has confirmed yet."""
+        """Return the lines of instances that were to be destroyed but that no provider has confirmed as gone yet."""
         return self._lines(f"WHERE destroy_asked_at IS NOT NULL AND {_IS_OPEN} ORDER BY intent_at")
 
     # --- helpers ---
@@ -620,7 +619,7 @@ class Ledger:
         )
 
     def _set(self, table: str, columns: dict[str, Any], where: str, key: str, *, must_last: bool = False) -> None:
-        """Write only columns that differ, so that a status check with the same result does not touch the disk."""
+        """Write the columns only if some differ, so that a status check without changes does not write to the disk."""
         assert columns, "nothing to set"
         sets = ", ".join(f"{name} = ?" for name in columns)
         statement = (f"UPDATE {table} SET {sets} WHERE {where}", [*columns.values(), key])
@@ -654,7 +653,7 @@ class Ledger:
     def _run_on(
         self, database: Database, statements: Sequence[tuple[str, Sequence[Any]]], is_new: bool
     ) -> list[dict[str, Any]]:
-        """Run statements on the file or on a copy in memory, creating missing tables.
+        """Run statements on the ledger file or on a copy in memory, after creating any missing tables.
 
         `is_new` means that the file may be created.
         """
@@ -673,15 +672,15 @@ class Ledger:
         return database.execute(*statements)
 
     def _schema(self, database: Database, is_new: bool) -> list[dict[str, Any]]:
-        """Return the schema version, creating only what is missing."""
+        """Return the row with the schema version, after creating any missing tables."""
         try:
             rows = database.execute((_SCHEMA, ()))
             if rows and rows[0]["num_tables"] == len(_TABLES):
                 return rows
         except FileNotFoundError:
             if not is_new:
-                raise  # the file was removed just now, and creating an empty one in its place would hide the backup
+                raise  # the file has just been removed, and creating an empty one would hide the backup
         except OSError:
-            pass  # there is no such table; any other problem makes the write below fail
+            pass  # probably, there is no such table; any other problem makes the write below fail
         made = ("INSERT OR IGNORE INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
         return database.execute(*((sql, ()) for sql in _TABLES), made, (_SCHEMA, ()))

@@ -1,4 +1,4 @@
-"""Keeps the ledger on disk, as a database file with a backup, and reads rows that may be damaged.
+"""Keeps the ledger on disk, as a database file with a backup, and can read rows even if they are damaged.
 
     $HOMING_HOME/ledger.sqlite          the ledger
     $HOMING_HOME/backup/ledger.sqlite   a copy, updated when the known instances, or what they may cost, change
@@ -11,10 +11,10 @@
 Every such action is reported once, through `notify`. If neither the ledger nor a backup exists, the ledger starts
 empty, and lost_ledger.py searches for the missing runs.
 
-Rows are read defensively, so that one bad row does not hide all the others. SQLite stores text, NULL or a blob in any
-column, and a disk error or a manual edit may have put them there. Each column is read separately: an invalid value is
-replaced by one that is safe to act on, and the column's name is reported. Safe means that an instance that may bill
-counts as open, that an unknown cost is not counted, and that the mark and instance id, which a destroy needs, are kept.
+Rows are read defensively, so that one bad row does not hide all the others. SQLite allows text, NULL or a blob in any
+column, and a disk error or a manual edit may have put them there. Each column is read separately. If its value is
+invalid, the column's name is reported, and a safe value is used instead: an instance that may bill counts as open, and
+an unknown cost is not counted. The mark and the instance id are kept, because they are needed to destroy the instance.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from homing.world import Database, DatabaseDamaged, World, reads_only
 
 __all__ = ["LedgerFile", "read_line", "read_run", "seconds_in", "usd_in"]
 
-_FOLDER = "backup"  # a separate folder, so that `rm ledger.sqlite*` does not remove the backup
+_FOLDER = "backup"  # the backup is in a separate folder, so that `rm ledger.sqlite*` does not remove it
 _SOUND = ("SELECT * FROM pragma_quick_check(1)", ())
 _TABLE = ("SELECT name FROM sqlite_master LIMIT 1", ())
 
 Statements = Sequence[tuple[str, Sequence[Any]]]
 _NO_TEXT = "\ufffd"  # replaces bytes that are not valid text
-_FREE = ("note", "reason", "store")  # columns that may contain text from outside
+_FREE = ("note", "reason", "store")  # columns that may contain arbitrary text from providers and users
 
 
 class LedgerFile:
@@ -55,7 +55,7 @@ class LedgerFile:
         self._world, self._run = world, run
         self._is_checked = False
         self._copy: Database | None = None  # a copy in memory, used while the file cannot be read or written
-        self.said: list[str] = []  # one sentence for each repair that was needed to read the file
+        self.said: list[str] = []  # one sentence for each problem or repair that was reported
 
     @property
     def is_there(self) -> bool:
@@ -64,7 +64,7 @@ class LedgerFile:
 
     @property
     def is_copy(self) -> bool:
-        """Return True if this process works on a copy in memory."""
+        """Return True if this process is using a copy in memory instead of the file."""
         return self._copy is not None
 
     def look_again(self) -> None:
@@ -107,8 +107,8 @@ class LedgerFile:
                 said = [str(value) for row in self._database().execute(_SOUND) for value in row.values()]
                 if said != ["ok"]:
                     raise DatabaseDamaged(f"{self.path}: {said[0] if said else 'no answer'}")
-                # The process that created this file died immediately, or someone truncated it. If it were used, the
-                # empty ledger would replace the backup.
+                # The process that created this file died immediately, or someone truncated the file. Do not use it,
+                # because an empty ledger would then replace the backup.
                 if not self._database().execute(_TABLE):
                     is_new = not self._world.exists(self.backup) or self._restore(
                         f"The ledger {self.path} was empty.", is_replacing=True
@@ -116,7 +116,7 @@ class LedgerFile:
             except DatabaseDamaged as exc:
                 is_new = self._repair(exc)
             except OSError:
-                pass  # the actual read or write reports the reason
+                pass  # the read or write that follows reports the reason
         self._is_checked = True
         return is_new
 
@@ -127,7 +127,7 @@ class LedgerFile:
             is_new = self._repair(exc)
             if self._copy is not None:  # the backup could not be restored to disk
                 raise
-        except FileNotFoundError:  # the file was removed after the check, or could not be restored
+        except FileNotFoundError:  # the file was removed after the check, or it could not be restored
             is_new = self._check(is_read=False)
             if self._copy is not None:
                 raise
@@ -152,9 +152,9 @@ class LedgerFile:
     def _read_copy(self, exc: OSError) -> Database:
         try:
             return self._world.memory_database(self._database().image())
-        except FileNotFoundError:  # the home is not writable, and nothing was ever written there
+        except FileNotFoundError:  # $HOMING_HOME is not writable, and nothing was ever written there
             if self._world.exists(self.path.parent) and not self._world.is_dir(self.path.parent):
-                raise exc from None  # there is no home at all
+                raise exc from None  # $HOMING_HOME is not a folder
             return self._world.memory_database()
         except OSError:
             image = self._backup_image()
@@ -166,12 +166,12 @@ class LedgerFile:
     # --- the backup ---
 
     def back_up(self) -> None:
-        if self._copy is not None:  # data that is not in the file must not be backed up
+        if self._copy is not None:  # changes in memory are not in the file, so they must not be backed up either
             return
         try:
             self._world.mkdir(self.backup.parent)
             self._world.write(self.backup, self._database().image(), mode=0o600)
-        except OSError as exc:  # not fatal, because the ledger itself holds the data
+        except OSError as exc:  # not fatal, because the data is in the ledger itself
             self._say(f"Could not write the ledger's backup, {self.backup}: {exc}")
 
     def _backup_image(self) -> bytes | None:
@@ -198,7 +198,7 @@ class LedgerFile:
                 self._forget_log()
             else:
                 self._world.copy(self.path, damaged_copy)
-                self._database().restore(image, is_replacing=True)  # atomic, so the file is never missing
+                self._database().restore(image, is_replacing=True)  # replaces the file atomically
         except OSError as why:
             self._copy = self._world.memory_database(image or b"")
             with_what = f"Using its backup {self.backup} instead" if image else "There is no backup"
@@ -233,7 +233,7 @@ class LedgerFile:
         return "There is no backup. `homing runs` finds billing instances by their mark."
 
     def _forget_log(self) -> None:
-        """Remove the WAL files, because SQLite would replay the old file's log into the next one."""
+        """Remove the damaged file's WAL files, because SQLite would apply them to the new ledger file."""
         for suffix in ("-wal", "-shm"):
             self._world.remove(self.path.with_name(self.path.name + suffix))
 
@@ -253,7 +253,7 @@ def read_line(row: Mapping[str, Any], now: float) -> dict[str, Any]:
     """Return the fields of LedgerLine, with the columns that could not be read in `damaged`."""
     bad: list[str] = []
     intent_at = _moment(row, "intent_at", bad)
-    # Unreadable text does not mean "never created". An instance was requested at some point, so it may bill.
+    # If the creation time cannot be read, assume that the instance was created when requested, because it may bill.
     created_at = _moment(row, "created_at", bad, otherwise=intent_at if intent_at is not None else now)
     return {
         "mark": _text(row, "mark", bad),
@@ -283,7 +283,7 @@ def read_run(row: Mapping[str, Any], now: float) -> dict[str, Any]:
     created_at, ended_at = _moment(row, "created_at", bad), _moment(row, "ended_at", bad)
     state = _text(row, "state", bad)
     if "state" in bad:
-        # The run counts as live, so that it is guarded until its state is known from its store.
+        # Without an end time, the run counts as live, so that it is guarded until its state is read from its store.
         state = "running" if ended_at is None else "failed"
     return {
         "id": _text(row, "id", bad),
@@ -317,7 +317,7 @@ def usd_in(value: object, most: int = int(MOST_USD) * 1000) -> str | None:
     return value if isinstance(value, str) and _is_usd(value, most) else None
 
 
-@functools.lru_cache(maxsize=4096)  # cached, because the same few rates and limits appear in many rows
+@functools.lru_cache(maxsize=4096)  # the same few rates and limits appear in many rows
 def _is_usd(text: str, most: int) -> bool:
     return read_figure(text, most) is not None
 

@@ -1,9 +1,9 @@
-"""The mark: our tag on every instance, by which we recognize it at any provider, even if the ledger has lost it.
+"""Makes marks. A mark is the name or tag of an instance, which identifies it even if the ledger has lost it.
 
     homing-<owner6>-<run>-<attempt>        [a-z0-9-], at most 50 characters
 
-The owner is six characters that identify one $HOMING_HOME, and we touch only resources that carry them. A run id that
-is too long is truncated and gets a hash, so that two long ids never share a mark.
+The owner is six characters that identify one $HOMING_HOME. homing changes only resources with its own owner in their
+mark. A run id that is too long is truncated and gets a hash, so that two long ids never share a mark.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ __all__ = [
 ]
 
 MAX_MARK_CHARS = 50
-OWNER = "owner"  # file name in the home
+OWNER = "owner"  # name of the file in $HOMING_HOME
 _HASH_CHARS = 8
 _OWNER_CHARS = 6
 _DUPLICATE = "+"  # does not occur in any mark that a provider sees
 
 
 def owner_of(home: Path, world: World, known: Callable[[], str] = lambda: "") -> str:
-    """Return the home's owner: six characters, created once.
+    """Return the owner, six characters that identify this $HOMING_HOME. Creates it if there is none yet.
 
-    If two processes both find none, they agree on the one that was written first.
+    If two processes create it at the same time, both use the one that was written first.
 
-    `known` returns a lost owner if it can be recovered, because with a new one we would not recognize our own
-    instances.
+    `known` returns the owner if its file was lost but the owner can be recovered. With a new one, homing would not
+    recognize its own instances.
     """
     path = home / OWNER
     if not world.exists(path):
@@ -55,14 +55,14 @@ def owner_of(home: Path, world: World, known: Callable[[], str] = lambda: "") ->
         except OSError:
             if not lost:
                 raise
-            return lost  # our own instances must stay recognizable even if the disk cannot be written
+            return lost  # even if the disk cannot be written, homing must recognize its own instances
     owner = world.read(path).decode("ascii", "replace").strip()
     if not re.fullmatch(r"[a-z0-9]{6}", owner):
         raise UsageError(
             what=f"{path} is damaged.",
             why=f"It should contain six characters of a-z and 0-9, but contains {owner!r}.",
-            fix="Restore it: it identifies your instances. If there is a ledger, delete the file,"
-            f" and homing recreates it: rm {path}",
+            fix="Restore this file from a backup: it identifies your instances. If you still have the ledger, you can"
+            f" delete the file instead, and homing will recreate it: rm {path}",
         )
     return owner
 
@@ -83,24 +83,24 @@ def make_mark(owner: str, run_id: str, attempt: int) -> str:
     room = MAX_MARK_CHARS - len(head) - len(tail)
     run = plain_name(run_id)
     if len(run) > room or run != run_id:
-        # The id was sanitized or truncated, so a hash of the full id distinguishes two ids that now look the same.
+        # The id was sanitized or truncated, so add a hash of the full id to distinguish two ids that now look the same.
         digest = hashlib.sha256(run_id.encode()).hexdigest()[:_HASH_CHARS]
         run = f"{run[: room - _HASH_CHARS - 1].rstrip('-')}-{digest}"
     return head + run + tail
 
 
 def duplicate_mark(mark: str, instance_id: str) -> str:
-    """Return the mark for a duplicate instance's own ledger line. Every instance that bills needs a line."""
+    """Return the mark for a duplicate instance's ledger line, because every instance that bills needs its own line."""
     return f"{mark}{_DUPLICATE}{plain_name(instance_id)}"
 
 
 def shown_mark(mark: str) -> str:
-    """Return the mark that the provider shows. For a duplicate, that is the mark of the original instance."""
+    """Return the mark that the provider shows. For a duplicate instance, it is the same as for the original one."""
     return mark.partition(_DUPLICATE)[0]
 
 
 def volume_mark(mark: str) -> str:
-    """Return the mark of a run's persistent volume, without an attempt number, so that all attempts share it."""
+    """Return the mark of a run's persistent volume. It has no attempt number, because all attempts share the volume."""
     return f"{mark.rpartition('-')[0]}-volume"
 
 
@@ -109,6 +109,6 @@ def plain_name(name: str) -> str:
 
 
 def new_run_id(name: str, world: World) -> str:
-    """Return NAME-yyyymmdd-hhmmss-xxxx in UTC, so that ids sort by age wherever they were created."""
+    """Return a run id, NAME-yyyymmdd-hhmmss-xxxx, with the time in UTC, so that ids from all computers sort by age."""
     at = datetime.datetime.fromtimestamp(world.now(), tz=datetime.UTC)
     return f"{name}-{at:%Y%m%d-%H%M%S}-{world.random_hex(4)}"

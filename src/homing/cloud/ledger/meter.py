@@ -1,17 +1,17 @@
 """Computes the spend so far and the worst case, and keeps ages correct when this computer's clock is changed.
 
-    ours       rate x time, from the create call until the provider no longer lists the instance
-    provider's the provider's own figure, if it reports one
-    the meter shows the larger of the two, over all attempts of a run
+    our figure             rate x time, from the create call until the provider no longer lists the instance
+    the provider's figure  what the provider itself reports, if anything
 
-Amounts are exact Decimals, rounded up only for display, so that the displayed figure is never less than the cost.
+The spend is the larger of the two, added up over all attempts of a run. Amounts are exact Decimals, rounded up only for
+display, so that the displayed figure is never less than the cost.
 
     anchor (time of day, boot clock, boot id) in the ledger -> compare both clocks now -> step of the time of day
                                                                                        -> shift the open lines by it
 
-Lines hold the time of day at which billing began. When a person or a time server sets this computer's clock, every open
-instance would look hours older or younger, and the guard would end a healthy run or leave one past its limit. The boot
-clock cannot be set, so it reveals such a step as long as the computer has not rebooted in between.
+Lines contain the time of day at which billing began. If a person or a time server changed this computer's clock, every
+open instance would look hours older or younger, and the guard would end a healthy run or leave one past its limit. The
+boot clock cannot be set, so it reveals such a change as long as the computer has not rebooted in between.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ __all__ = [
     "worst_case",
 ]
 
-# The rate of these providers is made up, so that a run can be tried end to end. No one is billed.
+# These providers have a made-up rate, so that a run can be tried from start to end. No one is billed.
 FREE_PROVIDERS = frozenset({"local"})
 
-# Time from the agent's decision to end the instance until billing stops: the last push, the call and its retries. Our
-# figure may also cover this much more time than the provider's, because it starts at our create call and not at the
-# start time that the provider records.
+# The time from the agent's decision to end the instance until billing stops: the last push, the request and its
+# retries. Our figure may also cover this much more time than the provider's, because it starts with our create call,
+# before the start time that the provider records.
 MARGIN_S = 180.0
 MARGIN_WORDS = (
     "Our figure counts from the create call, so it may exceed the provider's by up to"
@@ -70,16 +70,16 @@ AT_MOST_WORDS = (
     " the provider's page shows what was billed."
 )
 _CENT = Decimal("0.01")
-MOST_DRIFT_S = 30.0  # allowed difference between the two clocks; a small NTP correction need not shift the lines
+MOST_DRIFT_S = 30.0  # ignore smaller differences between the clocks, such as small corrections by NTP
 
 
 def is_charged(line: LedgerLine) -> bool:
-    """Return whether an instance of this provider costs real money, unlike a process on this computer."""
+    """Return True if the instance costs real money. A process on this computer does not."""
     return line.provider not in FREE_PROVIDERS
 
 
 def billing_word(line: LedgerLine) -> str:
-    """Return "yes", "no" or "maybe"; always "no" for a process on this computer that has no rate."""
+    """Return whether the instance bills: "yes", "no" or "maybe". A process on this computer without a rate does not."""
     return line.billing if is_charged(line) or Decimal(line.rate_usd_per_hour) else "no"
 
 
@@ -88,7 +88,7 @@ def cost(rate_usd_per_hour: Decimal, seconds: float) -> Decimal:
 
 
 def line_spend(line: LedgerLine, now: float) -> Decimal:
-    """Return the spend of one instance. A closed line is a receipt, while an open one keeps accruing."""
+    """Return the spend of one instance: the amount in a closed line, or what an open line has accrued until `now`."""
     written = Decimal(line.spend_usd)
     if line.destroyed_at is not None or line.created_at is None:
         return written
@@ -97,7 +97,7 @@ def line_spend(line: LedgerLine, now: float) -> Decimal:
 
 @dataclass(frozen=True)
 class Bill:
-    """The cost of one instance. Our figure may be slightly above the provider's, as it starts at the create call."""
+    """The cost of one instance, by our figure and by the provider's. Ours may be slightly higher: it starts earlier."""
 
     mark: str
     ours_usd: Decimal
@@ -115,7 +115,7 @@ class Bill:
 
 
 def compare(line: LedgerLine, bills: Mapping[str, Decimal], now: float) -> Bill | None:
-    """Compare our figure with the provider's; return None if that is unknown or nothing was created."""
+    """Compare our figure with the provider's. Return None if the provider's is unknown or nothing was created."""
     if line.mark not in bills or line.created_at is None:
         return None
     rate, until = Decimal(line.rate_usd_per_hour), line.destroyed_at if line.destroyed_at is not None else now
@@ -136,7 +136,7 @@ def moment(
 ) -> float:
     """Return when (Unix seconds) the guard with this share (see wire/guard_timing.py) must act; infinity means never.
 
-    For a closed line, use the receipt. An open line accrues at its rate, from the larger of the two figures.
+    A closed line counts at its final cost. An open line has cost `line_spend` so far and keeps accruing at its rate.
     """
     running = [line for line in lines if line.destroyed_at is None and line.created_at is not None]
     rate = sum((Decimal(line.rate_usd_per_hour) for line in running), storage_usd_per_hour)
@@ -156,7 +156,7 @@ def moment(
 def worst_case(
     rate_usd_per_hour: Decimal, spend_limit_usd: Decimal, time_limit_s: float, spent_before_usd: Decimal = Decimal(0)
 ) -> Decimal:
-    """Return the most that a launch can cost while a guard is alive: the agent lands inside the limit reached first."""
+    """Return the most that a launch can cost while a guard is alive, which ends it within the limit reached first."""
     if time_limit_s <= 0:
         return spend_limit_usd
     return min(spend_limit_usd, spent_before_usd + cost(rate_usd_per_hour, time_limit_s + MARGIN_S))
@@ -168,7 +168,7 @@ def show_usd(amount: Decimal) -> str:
 
 
 def at_most(*lines: LedgerLine) -> str:
-    """Return the prefix for the dollars of these lines: "at most " if they include an upper bound."""
+    """Return the prefix for the total of these lines: "at most " if it includes an upper bound, otherwise ""."""
     return "at most " if any(line.is_at_most for line in lines) else ""
 
 
@@ -191,7 +191,7 @@ def billing_lines(lines: list[LedgerLine]) -> list[LedgerLine]:
 
 
 def follow_clock(home: Home) -> list[str]:
-    """Shift the start of open lines if the clock was changed. Return a sentence that says so, or an empty list."""
+    """Shift the start of open lines if the clock was changed. Return a list with a sentence about it, or []."""
     now = stamp(home)
     try:
         before = home.ledger.clock()
@@ -202,10 +202,10 @@ def follow_clock(home: Home) -> list[str]:
         step_s = (now["now"] - last["now"]) - (now["boottime"] - last["boottime"])
         if abs(step_s) <= MOST_DRIFT_S:
             return []
-        # Lines created after the step already have the new time. Lines created before it all start before this moment.
+        # Lines created since the clock change already have the new time. All earlier lines start before `until`.
         home.ledger.set_clock(before, json.dumps(now), step_s, until=now["now"] - step_s)
     except (HomingError, OSError, ValueError, KeyError, TypeError):
-        return []  # code that must write to the ledger reports write errors itself, and a damaged anchor is replaced
+        return []  # callers that must write to the ledger report write errors themselves
     way = "forward" if step_s > 0 else "back"
     return [
         f"This computer's clock was set {way} by {format_duration(abs(step_s))}; spend and limits ignore that change."
@@ -219,7 +219,7 @@ def stamp(home: Home) -> dict[str, float | str]:
 
 
 def elapsed_s(home: Home, since: dict[str, float | str]) -> float:
-    """Return the seconds since a stamp, by the boot clock, or by the time of day if the computer has rebooted."""
+    """Return the seconds since a stamp: by the boot clock, or by the time of day if the computer has rebooted since."""
     now = stamp(home)
     if now["boot_id"] and now["boot_id"] == since["boot_id"]:
         return float(now["boottime"]) - float(since["boottime"])

@@ -1,16 +1,16 @@
-"""Determines who owns a run, from its store: a lease with a fencing number, and the run's own record.
+"""Determines from a run's store who owns the run: by its lease, which has a fencing number, and by its record.
 
     launch    intent in the ledger -> record -> take (mark of the attempt) -> create -> check: superseded? undo
     adopt     stored_runs, newest -> take the next number, naming the instance that keeps running
-    commands  require_owner: refuse to change a run that a different home owns
+    commands  require_owner: refuse to change a run that another computer owns
 
-The store decides races: `create_if_absent` returns True to exactly one caller. A lease is never rewritten or returned,
-and the next owner takes the next number. An unreadable lease does not supersede anyone.
+The store decides races: `create_if_absent` returns True to exactly one caller. A lease is never rewritten or deleted;
+the next owner takes the next number. A lease that cannot be read does not supersede the one before it.
 
-The record holds the run's owner, its limits, and what its attempts have spent. The owner writes it at every change (the
-intent, the id, the end of an attempt, a new limit), so that a different home can find the run and adopt it. The spend
-of an open attempt keeps growing after the write, so readers recompute it. A digest of the last write is kept at home,
-so that the next status check repairs a missing or failed write.
+The record contains the run's owner, its limits, and what its attempts have spent. The owner writes it at every change
+(a new attempt, its instance id, its end, a new limit), so that another computer can find the run and adopt it. The
+spend of an open attempt keeps growing after the write, so readers recompute it. A digest of the last write is kept in
+the run's local folder, so that the next status check repairs a missing or failed write.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ __all__ = [
     "write_record",
 ]
 
-# Files in the run's folder at home.
+# Files in the run's local folder.
 _RECORDED = "recorded"
 _REMOVED = "removed-from-store"
 
 
 def take(store: Store, run_id: str, *, owner: str, host: str, mark: str, after: int, world: World) -> Lease:
-    """Take lease number after + 1; raises NotOwner if another caller got it, because exactly one can."""
+    """Take the lease with number `after` + 1. Raises NotOwner if another caller got it, because only one can."""
     wanted = Lease(after + 1, run_id, owner, host, mark, world.now(), world.random_hex(16))
     try:
         if store.create_if_absent(lease_key(run_id, wanted.number), codec.dumps(wanted).encode()):
@@ -66,13 +66,13 @@ def take(store: Store, run_id: str, *, owner: str, host: str, mark: str, after: 
             raise
         return wanted
     holder = read_lease(store, run_id, wanted.number)
-    if holder == wanted:  # a client that retries internally may find that its own first try has succeeded
+    if holder == wanted:  # the client may have retried internally, after a first try that had succeeded
         return wanted
     raise taken_elsewhere(store, holder or wanted, owner)
 
 
 def check(store: Store, lease: Lease) -> Lease:
-    """Return the current lease, possibly from an adoption. Raises NotOwner if it names a different instance."""
+    """Return the newest lease, which may come from an adoption. Raises NotOwner if it names a different instance."""
     now = newer(store, lease.run_id, lease.number) or lease
     if now.mark != lease.mark:
         raise taken_elsewhere(store, now, lease.owner)
@@ -80,7 +80,7 @@ def check(store: Store, lease: Lease) -> Lease:
 
 
 def other_owner(home: Home, run: RunRow) -> Lease | None:
-    """Return another home's lease on this run, or None if it is ours, does not exist, or cannot be read."""
+    """Return the run's lease if another owner holds it. Return None if it is ours, is missing or cannot be read."""
     try:
         lease = newest(home.store_of(run), run.id)
     except (HomingError, WireError, OSError):
@@ -89,7 +89,7 @@ def other_owner(home: Home, run: RunRow) -> Lease | None:
 
 
 def require_owner(home: Home, run: RunRow) -> None:
-    """Raise NotOwner if another home owns the run. Called by every command that changes a run.
+    """Raise NotOwner if another owner holds the run's lease. Every command that changes a run calls this function.
 
     Destroying a billing instance is always allowed, so destroy does not call this function.
     """
@@ -101,14 +101,15 @@ def require_owner(home: Home, run: RunRow) -> None:
 def taken_elsewhere(store: Store, lease: Lease, owner: str) -> NotOwner:
     if lease.owner == owner:
         return NotOwner(
-            what=f"{lease.run_id} was taken over in the meantime: {describe(lease)}.",
-            why=f"Another process of this home holds the run's lease {lease.number} for {lease.mark or 'no instance'}.",
+            what=f"{lease.run_id} was taken over in the meantime {describe(lease)}.",
+            why=f"Another process with the same $HOMING_HOME now holds the run's lease, number {lease.number},"
+            f" for {lease.mark or 'no instance'}.",
             fix=f"Check it: homing status {lease.run_id}",
         )
     return NotOwner(
         what=f"{lease.run_id} was adopted {describe(lease)}.",
-        why=f"The home {lease.owner} holds the run's lease {lease.number};"
-        " with two owners, both would rent instances and write to the store.",
+        why=f"The homing home directory {lease.owner} now owns the run (lease number {lease.number})."
+        " With two owners, both would rent instances and write to the store.",
         fix=f"Continue there, or take it back: homing adopt {shlex.quote(store.url)} {lease.run_id}",
     )
 
@@ -122,9 +123,9 @@ def describe(lease: Lease) -> str:
 
 
 def write_record(home: Home, run_id: str, store: Store, lease: Lease | None = None) -> None:
-    """Write the record, unless a different home owns the run or the user removed its files from the store.
+    """Write the run's record, unless another computer owns the run or the user removed its files from the store.
 
-    A removed run gets a record again when it is launched again. `lease` is the newest lease, if the caller has just
+    If a removed run is launched again, it gets a record again. `lease` is the newest lease, if the caller has just
     read it.
     """
     if is_removed(home, run_id):
@@ -154,7 +155,7 @@ def stored_runs(store: Store) -> list[RunRecord]:
 
 
 def keep_no_record(home: Home, run_id: str) -> None:
-    """Remember that the run's files were removed permanently, so that no command writes its record back."""
+    """Remember that the user removed the run's files from the store, so that no command writes its record again."""
     home.world.mkdir(home.run_dir(run_id))
     home.world.write(home.run_dir(run_id) / _REMOVED, b"")
 
@@ -164,12 +165,12 @@ def is_removed(home: Home, run_id: str) -> bool:
 
 
 def keep_record(home: Home, run_id: str) -> None:
-    """Allow the record to be written again, because the run is being relaunched and uses its store."""
+    """Allow the record to be written again, because the run is being launched again and uses its store."""
     home.world.remove(home.run_dir(run_id) / _REMOVED)
 
 
 def is_recorded(home: Home, run: RunRow, lines: list[LedgerLine]) -> bool:
-    """Return True if the record in the store matches the ledger, or if none should exist there."""
+    """Return True if the record in the store matches the ledger, or if the store should not contain a record."""
     path = home.run_dir(run.id) / _RECORDED
     if not home.world.exists(path) or is_removed(home, run.id):
         return True
@@ -177,7 +178,7 @@ def is_recorded(home: Home, run: RunRow, lines: list[LedgerLine]) -> bool:
 
 
 def _digest(home: Home, run: RunRow, lines: list[LedgerLine]) -> bytes:
-    """Return a digest of the record's content, without the values that change only because time passes."""
+    """Return a digest of the record's content, except for the values that change as time passes."""
     of_run = [run.state, run.reason, run.spend_limit_usd, run.exit_code, run.ended_at, _time_limit_s(home, run.id)]
     of_lines = [
         (line.mark, line.instance_id, line.created_at, line.destroyed_at, line.limit_usd, line.account)
@@ -232,7 +233,7 @@ def _guard(home: Home, line: LedgerLine) -> str:
     try:
         return home.provider_of(line).guard
     except (HomingError, OSError):
-        # the provider cannot be opened here (for example, the key is missing), but the record is still written
+        # write the record even if the provider cannot be opened here, for example because its key is missing
         return ""
 
 

@@ -1,4 +1,4 @@
-"""Looks up measured training speeds, and predicts the speed of any GPU with a model that is fitted to them.
+"""Looks up measured training speeds, and predicts the speed on any GPU with a formula fitted to these measurements.
 
     measured.json   built from benchmarks/results by benchmarks/make_measured.py; ships with the package. Besides
                     speeds, it records how well each model family learned, to help choose one
@@ -9,8 +9,8 @@
     an rl step      new tokens x (fixed time per layer + factor x weights and caches read / bandwidth + products), with
                     fixed time and factor fitted to measured sampling, plus the training of its rows
 
-Bytes are what a layer stores per token (see config.memory), as a proxy for everything that its elementwise operations
-read and write. No prediction exceeds the GPU's peak. This module does not know about offers.
+`bytes` is the memory that a layer stores per token (see config.memory), as a proxy for everything that its elementwise
+operations read and write. No prediction exceeds the GPU's peak. This module does not know about offers.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ __all__ = ["FILE", "LearnedRow", "SamplingRow", "StepRow", "Table", "find_row", 
            "rl_step_s", "tokens_per_s"]  # fmt: skip
 
 FILE = "measured.json"
-# The fraction of the peak that matmuls reach in a whole step. Large isolated matmuls reached 0.80 on an H200, but
-# inside a step they share the GPU with other work. The rows of small models alone say little about matmuls, so
-# predictions for large models are capped at this fraction.
+# The highest fraction of the GPU's peak that matmuls may be predicted to reach in a whole step. Large isolated matmuls
+# reached 0.80 on an H200, but inside a step they share the GPU with other work. Most rows are for small models, which
+# say little about matmuls, so without this cap, predictions for large models could be too high.
 MOST_OF_PEAK = 0.70
-_FORWARD = 1 / 3  # the forward pass's share of the cost of training on a token
+_FORWARD = 1 / 3  # fraction of the time to train on a token that the forward pass takes
 
 
 @dataclass(frozen=True)
 class StepRow:
     """The training speed that one benchmark measured on one GPU."""
 
-    source: str  # the file in benchmarks/results, and the row in it if there are several
+    source: str  # the file in benchmarks/results, plus the row if the file has several
     card: str
     tokens_per_s: float
     shape: Model
@@ -70,7 +70,7 @@ class StepRow:
 
 @dataclass(frozen=True)
 class SamplingRow:
-    """The measured time to sample new tokens for many rows at once."""
+    """The measured time to generate new tokens for a batch of rows."""
 
     source: str
     card: str
@@ -84,18 +84,18 @@ class SamplingRow:
 
 @dataclass(frozen=True)
 class LearnedRow:
-    """How well one recipe learned in a given time, averaged over its seeds."""
+    """How well a model trained with one recipe learned in a given time, averaged over several seeds."""
 
     source: str
     card: str
     recipe: str  # `stock` or `swift` as homing trains them, a variant of these, or a different tool
     seconds: float
-    text_tokens: int  # size of the training text; figures for different texts are not comparable
+    text_tokens: int  # size of the training text; results on different texts are not comparable
     bits_per_byte: float  # on held-out text, averaged over the seeds
     num_seeds: int
 
 
-@dataclass(frozen=True, eq=False)  # tables are compared by identity, so that fits are cached per table
+@dataclass(frozen=True, eq=False)  # compared and hashed by identity, so that fits can be cached for each table
 class Table:
     steps: tuple[StepRow, ...]
     sampling: tuple[SamplingRow, ...]
@@ -110,7 +110,7 @@ class Table:
         )
 
     def learned_by(self, one: str, other: str) -> tuple[LearnedRow, LearnedRow] | None:
-        """Return rows of both recipes with the same GPU, text and training time (the longest such time), or None."""
+        """Return one row of each recipe, for the same GPU, text and (longest possible) training time, or None."""
         found = [
             (row, match)
             for row in self.learned
@@ -152,19 +152,19 @@ def _conditions(row: LearnedRow) -> tuple[str, float, int]:
 
 
 def _in_bf16(row: StepRow) -> StepRow:
-    """Return a copy of the row in bf16, without source and speed, to find the bf16 row that matches it."""
+    """Return the row with bf16 and without source and speed, to compare rows that may differ only in these fields."""
     return replace(row, source="", tokens_per_s=0.0, precision="bf16")
 
 
 def find_row(table: Table, card: str, run: Run, phase: Phase) -> StepRow | None:
-    """Return the newest row that matches exactly, else None. No row matches in rl, where sample lengths vary."""
+    """Return the newest row that matches exactly, or None. In rl, sample lengths vary, so the result is always None."""
     precision = "bf16" if run.train.precision == "auto" else run.train.precision
     adapters, is_nf4 = _adapters(phase.lora), phase.method == "qlora"
     wanted = (card, _sizes_alone(run.model), precision, adapters, is_nf4, phase.recompute, is_packed(phase))
     for row in reversed(table.steps):
         adapters = _adapters(row.lora)
         found = (row.card, _sizes_alone(row.shape), row.precision, adapters, row.is_nf4, row.recompute, row.is_packed)
-        if phase.rl is None and row.kind != "rl" and found == wanted:  # the cost of offload is added later, in `speed`
+        if phase.rl is None and row.kind != "rl" and found == wanted:  # `speed` later adds the time for offload
             return row
     return None
 
@@ -183,7 +183,7 @@ def _adapters(lora: Lora | None) -> tuple[int, bool, bool, frozenset[str]] | Non
 
 
 def is_packed(phase: Phase) -> bool:
-    """Return True if each row of this phase contains several conversations, masked from each other."""
+    """Return True if each row in this phase contains several conversations, masked from each other."""
     return phase.kind == "sft" or (phase.data is not None and phase.data.kind == "chat")
 
 
@@ -191,7 +191,7 @@ def is_packed(phase: Phase) -> bool:
 
 
 def tokens_per_s(table: Table, gpu: Gpu, run: Run, phase: Phase) -> float:
-    """Return the modelled speed of one GPU. In rl, this is the speed of training on the rows, without sampling them."""
+    """Return the predicted speed of one GPU. In rl, it is the speed of training on the rows, without sampling them."""
     precision = _precision(run, gpu)
     model, sizes = run.model, run.sizes
     if phase.rl is not None:
@@ -210,7 +210,7 @@ class _Work:
 class _Fit:
     products: float  # matmul time as a multiple of the time at the GPU's peak
     passes: float  # how many times the stored bytes of a layer are read or written
-    # extra seconds per token if rows contain several documents; as far as we know, the same on every GPU
+    # extra seconds per token if rows contain several documents; assumed to be the same on every GPU
     packed_s: float
     fp8: float  # speed-up over bf16
 
@@ -253,7 +253,7 @@ def _fit(table: Table) -> _Fit:
 
 
 def _slower_s(fit: _Fit, packed: StepRow, plain: Sequence[StepRow]) -> float:
-    """Return the extra seconds per token of packed rows, compared with the unpacked speed (measured if possible)."""
+    """Return how many more seconds per token packed rows take than unpacked ones (measured if possible)."""
     same = [row for row in plain if replace(row, source="", tokens_per_s=0.0, kind="") == replace(
         packed, source="", tokens_per_s=0.0, kind="", is_packed=False
     )]  # fmt: skip
@@ -266,7 +266,7 @@ def _work_of(row: StepRow) -> _Work:
 
 
 def _predicted(fit: _Fit, row: StepRow) -> float:
-    """Return the speed that the fit predicts for a row in bf16 without packing."""
+    """Return the speed that the fit predicts for this row if it used bf16 and no packing."""
     return _rate(fit, GPUS[row.card], _work_of(row), "bf16", is_packed=False)
 
 
@@ -293,12 +293,12 @@ def _precision(run: Run, gpu: Gpu) -> str:
 
 
 def rl_step_s(table: Table, gpu: Gpu, run: Run, phase: Phase, num_gpus: int = 1) -> float:
-    """Return the seconds per RL step: to generate full-length samples and train on them. GPUs split the rows."""
+    """Return the seconds per RL step, which generates full-length samples and trains on them. GPUs share the rows."""
     rl = phase.rl
     assert rl is not None
     rows = num_rows(rl) / num_gpus
     trained = rows * row_tokens(run.model, rl) / tokens_per_s(table, gpu, run, phase)
-    # With a KL penalty or several updates per rollout, each row also takes forward passes with the old and reference
+    # With a KL penalty or several updates per rollout, each row also needs forward passes with the reference or the old
     # weights.
     looks = (rl.kl > 0 or rl.updates_per_rollout > 1) + (rl.kl > 0) / rl.updates_per_rollout
     return _sampling_s(table, gpu, run, phase, rl, rows) / rl.updates_per_rollout + trained * (1 + looks * _FORWARD)
@@ -315,7 +315,7 @@ def _sampling_s(table: Table, gpu: Gpu, run: Run, phase: Phase, rl: Rl, rows: fl
     size, prompt = 4 if _precision(run, gpu) == "fp32" else 2, prompt_tokens(run.model, rl)
     fixed, traffic = _sampling_fit(table, rl.graphs != "off")
     num_bytes = _read_bytes(run.model, at_a_time, prompt, rl.max_new_tokens, size)
-    if phase.method == "qlora":  # qlora also reads each block in four bits and writes it dequantized before its matmul
+    if phase.method == "qlora":  # before each matmul, qlora also reads the 4-bit weights and writes them dequantized
         blocks = run.sizes.num_matmul_params - run.model.vocab_size * run.model.width
         num_bytes += blocks * (size + NF4)
     weights_and_caches = num_bytes / (gpu.bandwidth_gb_s * 1e9)
@@ -326,14 +326,14 @@ def _sampling_s(table: Table, gpu: Gpu, run: Run, phase: Phase, rl: Rl, rows: fl
 
 
 def _read_bytes(model: Model, rows: float, prompt: int, num_new: int, size: int) -> float:
-    """Return the bytes that are read per new token halfway through a sample: all weights, and the cache of each row."""
+    """Return how many bytes are read for a new token halfway through a sample: all weights, and each row's cache."""
     reach = prompt + num_new // 2 + REACH // 2
     return size * sizes_of(model).num_matmul_params + cache_bytes(model, 1, reach, size) * rows
 
 
 @functools.cache
 def _sampling_fit(table: Table, is_captured: bool) -> tuple[float, float]:
-    """Return the fixed seconds per layer, and the factor by which reading takes longer than at full bandwidth."""
+    """Return the fixed seconds per layer, and how many times longer reading takes than at full bandwidth."""
     captured = [row for row in table.sampling if row.is_captured]
     assert captured, f"{FILE} has no sampling to learn from"
     terms = []

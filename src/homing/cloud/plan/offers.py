@@ -2,8 +2,8 @@
 
     providers -> offers(needs), in parallel -> those that fit | rejected ones and why | providers that failed
 
-A provider that fails or does not answer does not hide the offers of others. The offers are sorted by hourly rate here,
-and `plan` sorts them by the cost to finish.
+If a provider fails or does not answer, the others' offers are still returned. They are sorted by hourly rate here;
+`plan` sorts them by the cost to finish.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from homing.units import format_bytes, format_duration
 
 __all__ = ["DEAR_USD_PER_HOUR", "Found", "LeftOut", "check_gpu", "find_offers", "is_dear", "list_offers", "rate_age"]
 
-# Above this hourly rate, --yes alone is not enough, and limits.rate must allow it.
+# A higher hourly rate than this must be allowed by limits.rate; --yes alone is not enough.
 DEAR_USD_PER_HOUR = Decimal(20)
 _KEEP = "checkpoint.keep_last"
 
 
 @runtime_checkable
 class Choosy(Protocol):
-    """A provider that also lists machines we cannot use, such as those with an unsupported operating system."""
+    """A provider that also lists machines homing cannot use, such as those with an unsupported operating system."""
 
-    def left_out(self) -> list[tuple[Offer, str]]: ...  # the machines that the last query left out
+    def left_out(self) -> list[tuple[Offer, str]]: ...  # such machines from the last query, each with the reason
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Found:
 
 
 def find_offers(needs: Needs, providers: Sequence[str], home: Home, *, explain: bool = False) -> Found:
-    """Return the offers of the run's providers that meet the needs.
+    """Return all offers from these providers that meet the needs.
 
     If there is none, raises a NoOffer that says why each offer does not fit.
 
@@ -74,8 +74,8 @@ def list_offers(needs: Needs, providers: Sequence[str], home: Home) -> Found:
         kept = [offer for offer in found.offers if offer.num_gpus in (needs.num_gpus, 0)]
         found = Found(kept, found.left_out, found.problems)
     if not providers:
-        # Leave out providers that were not requested by name and that need more than a key, such as a host or a run
-        # file.
+        # The user did not request these providers by name, so do not report those that need more than a key, such as a
+        # host or a run file.
         unnamed = {name for name, error in errors.items() if isinstance(error, UsageError)}
         problems = [_problem(name, error) for name, error in errors.items() if name not in unnamed]
         found = Found(found.offers, found.left_out, problems)
@@ -86,7 +86,7 @@ def list_offers(needs: Needs, providers: Sequence[str], home: Home) -> Found:
         raise NoOffer(
             what=f"No provider currently offers {_wanted(needs)}.",
             why=" ".join(found.problems) or f"Queried: {', '.join(names)}.",
-            fix="See all offers: homing offers --all-configs   or use another GPU: --gpu   Check keys and accounts:"
+            fix="See all offers: homing offers --all-configs   or use another GPU: --gpu   or check keys and accounts:"
             " homing doctor",
         )
     ranked = sorted(found.offers, key=lambda offer: (offer.rate_usd_per_hour, offer.provider, offer.region, offer.name))
@@ -94,7 +94,7 @@ def list_offers(needs: Needs, providers: Sequence[str], home: Home) -> Found:
 
 
 def check_gpu(name: str) -> str:
-    """Return our name for the GPU, or raise a UsageError that lists the known names."""
+    """Return the GPU's name as homing spells it, or raise a UsageError that lists the known names."""
     gpu = find_gpu(name)
     if gpu is None:
         near = nearest_gpus(name)
@@ -112,7 +112,7 @@ def is_dear(offer: Offer, limit_usd_per_hour: Decimal | None) -> bool:
 
 
 def rate_age(offer: Offer, now: float) -> str:
-    """Return how old the rate is; "" if the provider reported it just now."""
+    """Return a phrase with the rate's date, age and source, or "" if the provider has just reported the rate."""
     if offer.as_of is None and not offer.rate_source:
         return ""
     source = f" {offer.rate_source}" if offer.rate_source else ""
@@ -136,7 +136,7 @@ def _look(provider: Provider, needs: Needs, *, explain: bool = False) -> Found:
 def _ask(
     names: Sequence[str], look: Callable[[Provider], Found], home: Home
 ) -> tuple[Found, dict[str, HomingError | OSError]]:
-    """Query all providers in parallel. They are opened one by one, which only reads a file or two."""
+    """Query all providers in parallel. Opening them first, one by one, is fast, because it reads only a file or two."""
     found, errors = Found(), dict[str, HomingError | OSError]()
     opened: dict[str, Provider] = {}
     for name in names:
@@ -156,10 +156,11 @@ def _ask(
 
 
 def _of_offers(error: HomingError | OSError) -> HomingError | OSError:
-    """Reword a timeout for a user who wants to rent, because a query for offers cannot leave anything billing."""
+    """Reword a timeout error for an offer query, because such a query cannot leave anything billing."""
     if not isinstance(error, ProviderSilent):
         return error
-    return ProviderSilent(error.what, error.reason, "Try again in a minute; if a firewall blocks it: homing doctor")
+    fix = "Try again in a minute. To check whether a firewall blocks it: homing doctor"
+    return ProviderSilent(error.what, error.reason, fix)
 
 
 def _none_answered(errors: dict[str, HomingError | OSError]) -> HomingError | OSError:

@@ -36,7 +36,7 @@ _UNKNOWN = "has a GPU unknown to homing, so its time and cost cannot be planned"
 
 @dataclass(frozen=True)
 class Buys:
-    """What the limits buy on one offer: how many steps would be trained, and when the last one would end."""
+    """How much training the limits allow on one offer: how many steps, and when the last one would end."""
 
     num_steps: int
     of_steps: int
@@ -62,10 +62,10 @@ class OfferPlan:
     cost_usd: Decimal  # cost to finish: rate x seconds, plus storage for that time
     timing: Timing
     minimum_usd: Decimal  # the lowest limit that is enough to finish and fetch a model; launch refuses a lower one
-    worst_usd: Decimal  # the most that the limits allow or, without limits, the cost at the pessimistic speed
+    worst_usd: Decimal  # the most that the run can cost within its limits or, without limits, at the pessimistic speed
     odds: Odds
     storage_usd: Decimal = Decimal(0)
-    buys: Buys | None = None  # what the run's limits buy on this offer; None without limits
+    buys: Buys | None = None  # how much training the run's limits allow on this offer; None without limits
 
     def phases(self, run: Run) -> list[PhaseCost]:
         """Return the planned time and cost of each phase, excluding preemptions."""
@@ -136,9 +136,9 @@ def make_plan(run: Run, home: Home, *, explain: bool = False) -> Plan:
 
 
 def suggested_limit(plan: Plan) -> str:
-    """Suggest a spend limit: 1.5 times the plan, because a probe or an assumption may be off by that much.
+    """Suggest a spend limit: 1.5 times the planned cost, because a probe or an assumption may be off by that much.
 
-    If no limit is set yet, suggest at least the worst case that is shown next to it. A free machine needs a limit too.
+    If no limit is set yet, suggest at least the worst case, which is shown next to it. Even a free machine gets one.
     """
     best = plan.best
     has_worst = plan.run.limits.spend_usd is None and best.worst_usd.is_finite()
@@ -164,7 +164,7 @@ def needs_of(run: Run) -> Needs:
 
 
 def _how_to_fit(run: Run, home: Home) -> str:
-    """Return a sentence that says which settings to lower so that training fits the largest GPU on offer.
+    """Return a sentence that says which settings to lower so that training fits in the largest offered GPU's memory.
 
     The result is "" if memory is not the problem or the offers cannot be listed.
     """
@@ -217,7 +217,7 @@ def _plan_offer(run: Run, offer: Offer, home: Home) -> OfferPlan:
 
 
 def _rank(run: Run, row: OfferPlan) -> tuple[bool, Decimal, float]:
-    """Return a sort key that puts the cheapest to finish first, and offers that cannot finish within the limit last."""
+    """Return a sort key: cheapest to finish first, but offers that cannot produce a model within the limit last."""
     limit = run.limits.spend_usd
     return (limit is not None and row.minimum_usd > Decimal(limit), row.cost_usd, row.seconds)
 
@@ -244,7 +244,7 @@ def _odds_text(row: OfferPlan) -> str:
 
 
 def _is_unknown(row: OfferPlan) -> bool:
-    """Return True if the speed of a rented GPU is unknown. The user's own machine can be used without a plan."""
+    """Return True if the offer rents a GPU of unknown speed. Always False for the user's own machines."""
     return row.speed.source == "unknown" and row.offer.provider not in ("local", "ssh")
 
 
@@ -257,7 +257,7 @@ def _only_unknown(run: Run, rows: list[LeftOut]) -> NoOffer:
     return NoOffer(
         what=f"Cannot plan any offer for {run.name}.",
         why="\n".join(f"{row.offer.provider} {row.offer.name} {row.why}." for row in rows),
-        fix="Choose a GPU that homing knows: homing explain cloud.gpu",
+        fix="Set cloud.gpu to a GPU that homing knows; see: homing explain cloud.gpu",
     )
 
 
@@ -279,7 +279,7 @@ def _buys(run: Run, offer: Offer, timing: Timing) -> Buys | None:
 
 
 def _kept_bytes(run: Run) -> int:
-    # The retained checkpoints, the best one, and the one that is being written.
+    # Besides the checkpoints that are kept, count the best one and the one that is being written.
     return max(phase.keep_last + 2 for phase in run.phases) * checkpoint_bytes(run)
 
 
@@ -310,7 +310,7 @@ def _warnings(run: Run, cheapest: OfferPlan) -> list[str]:
 
 
 def _all_weights(run: Run) -> list[str]:
-    """Return a warning per full fine-tuning phase after LoRA, which needs far more memory and may be unintended."""
+    """Return a warning for each full fine-tuning phase after LoRA. It needs far more memory and may be a mistake."""
     found = []
     for before, phase in zip([None, *run.phases], run.phases, strict=False):
         is_after = bool(phase.init_base) or (not phase.init_from and before is not None and before.method != "full")
@@ -327,7 +327,7 @@ def _all_weights(run: Run) -> list[str]:
 
 
 def relay_of(run: Run, offer: Offer, seconds: float) -> str:
-    """Return a message for the user if no machine of this kind lives as long as the run, or "" otherwise."""
+    """Return a message for the user if the run takes longer than the provider lets an instance live, otherwise ""."""
     if not offer.lifetime_s or seconds <= offer.lifetime_s:
         return ""
     times = math.ceil(seconds / offer.lifetime_s) - 1

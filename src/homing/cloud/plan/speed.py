@@ -11,7 +11,7 @@
     unknown    a GPU that is not in our table: assumed as slow as the slowest GPU in it, so that the user's own machine
                has an estimate at all; plan leaves out rented machines with such a GPU
 
-A finished run adds its speeds, and the time that it spent outside its steps (`Trip`), to speed.json.
+When a run has finished, its speeds, and the time that it spent outside its steps (`Trip`), are added to speed.json.
 
 The speed of several GPUs is modelled as the speed of one times their number, and the text says so. No figure exceeds
 the device's peak.
@@ -58,15 +58,16 @@ FILE = "speed.json"
 CPU_SHARE = 0.35  # fraction of pure matmul speed that an eager training step of a small decoder reaches
 FLOPS_PER_CORE = 8e9  # assumed fp32 speed if nothing could be measured: a typical CPU core of the last ten years
 PROBE_TIMEOUT_S = 60.0
-MOST_PROBES = 3  # maximum number of probes per device, spread over several plans; the best is kept
-PROBE_AGAIN_S = 30.0  # minimum pause between two probes; in quick succession, both would run under the same load
-# Evaluating a token costs this share of training on it. The forward pass alone is a third, but batches are smaller.
+MOST_PROBES = 3  # maximum number of probes per device, spread over several plans; the best result is kept
+PROBE_AGAIN_S = 30.0  # minimum pause between two probes, because in quick succession both would run under the same load
+# Time to evaluate on a token, as a fraction of the time to train on it. The forward pass alone would be a third, but
+# evaluation uses smaller batches.
 FORWARD_SHARE = 0.5
-SAMPLED_SHARE = 4.0  # slowdown of rl without a GPU, where each token is first sampled, one by one, and then trained on
-HOST_BYTES_PER_S = 20e9  # transfer speed in each direction between host and GPU, for PCIe 4 x16
+SAMPLED_SHARE = 4.0  # how much slower rl is without a GPU, because it also samples each token, one at a time
+HOST_BYTES_PER_S = 20e9  # transfer speed between host and GPU in each direction, as with PCIe 4 x16
 SOURCES = ("measured", "probed", "modelled", "assumed", "unknown")  # most reliable first
 
-# Prints the FLOP/s of fp32 matmuls at a size that stays in cache, as in a small decoder.
+# Prints the FLOP/s of fp32 matmuls that are small enough for the CPU's cache, like those of a small decoder.
 _PROBE = """
 import time, torch
 a, b = torch.randn(512, 512), torch.randn(512, 512)
@@ -93,11 +94,11 @@ class Pace:
 
 @dataclass(frozen=True)
 class _Anchor:
-    """The speed that the same phase reached on some GPU."""
+    """The speed that this phase reached on one kind of GPU, as a reference for other kinds."""
 
     gpu: Gpu
     pace: Pace
-    name: str  # the GPU's name, plus the run's id if a run at home measured the speed
+    name: str  # the GPU's name, plus the run's id if the speed was measured by one of the user's runs
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Speed:
     tokens_per_s: float  # speed of the first phase
     source: str  # one of SOURCES; with several phases, the least reliable source among them
     text: str  # a sentence that says where the figures come from
-    # Kind of phase -> its speed. A phase that is missing here trains at tokens_per_s.
+    # Maps the kind of a phase to its speed. A phase that is missing here trains at tokens_per_s.
     phases: Mapping[str, Pace] = field(default_factory=dict)
 
 
@@ -127,10 +128,10 @@ def shape_key(model: Model) -> str:
 
 
 def _run_key(run: Run) -> str:
-    """Return the key under which measured speeds are comparable.
+    """Return the key for measured speeds. Only speeds with the same key can be compared.
 
-    LoRA trains about 1.5x as fast as full fine-tuning of the same shape, so their figures are separate. Figures with
-    and without optimizer offload are separate too.
+    LoRA trains about 1.5x as fast as full fine-tuning of the same shape, so they have different keys. So do runs with
+    and without optimizer offload.
     """
     methods = sorted({phase.method for phase in run.phases} - {"full"})
     offloads = sorted({f"offload.{phase.offload}" for phase in run.phases} - {"offload.none"})
@@ -138,7 +139,7 @@ def _run_key(run: Run) -> str:
 
 
 def estimate(run: Run, offer: Offer, home: Home, *, may_probe: bool = True) -> Speed:
-    """Return the tokens per second of each phase of this run on this offer."""
+    """Return how many tokens per second each phase of this run would train on this offer."""
     known = _load(home)
     paces = {phase.kind: _pace(run, phase, offer, home, known, may_probe=may_probe) for phase in run.phases}
     texts = list(dict.fromkeys(pace.text for pace in paces.values()))
@@ -175,7 +176,7 @@ def _pace(run: Run, phase: Phase, offer: Offer, home: Home, known: dict[str, Any
 
 
 def _rate_of(entry: dict[str, Any], phase: Phase) -> float | None:
-    """Return the measured speed of this phase, or None if unknown. Older entries have one figure for all phases."""
+    """Return this phase's measured speed, or None if unknown. Older entries contain one figure for all phases."""
     by_phase = entry.get("phases")
     if by_phase is not None:
         return float(by_phase[phase.kind]) if phase.kind in by_phase else None
@@ -196,13 +197,13 @@ def _pace_on_processor(run: Run, phase: Phase, flops_per_s: float, source: str, 
 
 
 def _pace_on_card(run: Run, phase: Phase, gpu: Gpu, num_gpus: int, known: dict[str, Any]) -> Pace:
-    """Return the speed on this kind of GPU: measured, or modelled to agree with measurements on other GPUs."""
+    """Return the speed on this kind of GPU: measured, or predicted and then adjusted to what other GPUs reached."""
     anchors = _anchors(run, phase, num_gpus, known)
     pace = anchors[gpu.name].pace if gpu.name in anchors else _modelled(run, phase, gpu, num_gpus)
     others = [anchor for anchor in anchors.values() if anchor.gpu != gpu]
     rate = pace.tokens_per_s
     if others and gpu.name not in anchors:
-        # The factor by which predictions for this shape are off, judging by the GPUs on which the shape has run.
+        # Measured speed divided by predicted speed, averaged over the GPUs on which this shape has run.
         off = statistics.geometric_mean(
             each.pace.tokens_per_s / _modelled(run, phase, each.gpu, num_gpus).tokens_per_s for each in others
         )
@@ -218,7 +219,7 @@ def _pace_on_card(run: Run, phase: Phase, gpu: Gpu, num_gpus: int, known: dict[s
 
 
 def _anchors(run: Run, phase: Phase, num_gpus: int, known: dict[str, Any]) -> dict[str, _Anchor]:
-    """Return measurements by GPU, from this home's newest run with that many GPUs or else from the shipped table."""
+    """Return one measurement per GPU: from the user's newest run with that many GPUs, or from the shipped table."""
     found: dict[str, _Anchor] = {}
     table = measured_speeds.load_table()
     for card in table.cards:
@@ -240,7 +241,7 @@ def _anchors(run: Run, phase: Phase, num_gpus: int, known: dict[str, Any]) -> di
 
 
 def _between(rate: float, gpu: Gpu, anchors: Sequence[_Anchor]) -> float:
-    """Clamp the rate between what lesser or equal GPUs reached and what better or equal GPUs reached."""
+    """Raise the rate to what any GPU that is no better reached, and lower it to what any that is no worse reached."""
     for anchor in anchors:
         if anchor.gpu.is_at_least(gpu):
             rate = min(rate, anchor.pace.tokens_per_s)
@@ -251,12 +252,12 @@ def _between(rate: float, gpu: Gpu, anchors: Sequence[_Anchor]) -> float:
 
 
 def _modelled(run: Run, phase: Phase, gpu: Gpu, num_gpus: int) -> Pace:
-    """Return the speed predicted from the GPU's data sheet, fitted to the rows of all shapes."""
+    """Return the speed predicted from the GPU's data sheet, by a formula fitted to measurements of all shapes."""
     table = measured_speeds.load_table()
     if phase.rl is None:
         pace = _even_pace(phase, num_gpus * measured_speeds.tokens_per_s(table, gpu, run, phase), "modelled", "")
     else:
-        # The GPUs share the prompts, but each must read all weights for every new token.
+        # Do not scale the speed of one GPU: the GPUs share the prompts, but each reads all weights for every new token.
         step_s = measured_speeds.rl_step_s(table, gpu, run, phase, num_gpus)
         eval_s = measured_speeds.rl_eval_s(table, gpu, run, phase)
         eval_tokens = phase.rl.eval_prompts * phase.rl.eval_samples * phase.rl.max_new_tokens
@@ -286,7 +287,7 @@ def _peak_rate(run: Run, phase: Phase, gpu: Gpu) -> float:
 
 
 def _with_offload(pace: Pace, run: Run, phase: Phase) -> Pace:
-    """Add the time to transfer the optimizer state to the GPU and back, once per step, in parallel on all GPUs."""
+    """Add the time to transfer the optimizer state to the GPU and back in each step, in parallel on all GPUs."""
     if phase.offload == "none":
         return pace
     passing_s = training_memory(run, phase).host / HOST_BYTES_PER_S
@@ -306,7 +307,7 @@ def _is_possible(run: Run, phase: Phase, rate: float, gpu: Gpu | None, num_gpus:
 
 
 def recall(run: Run, offer: Offer, home: Home) -> dict[str, float] | None:
-    """Return the measured trip times of the newest comparable run, or None.
+    """Return the fields of the `Trip` measured in the newest comparable run, or None.
 
     A comparable run has the same shape, device, number of GPUs, provider and kind of store.
     """
@@ -328,7 +329,7 @@ def remember(
     provider: str = "",
     trip: dict[str, float] | None = None,
 ) -> None:
-    """Record the measured speeds of a run, one entry per run, newest last, and discard rates above the GPU's peak.
+    """Record a run's measured speeds in its own entry, as the newest one. Rates above the GPU's peak are discarded.
 
     If `tokens_per_s` is a single number, it applies to every phase.
     """
@@ -362,7 +363,7 @@ def remember(
 
 
 def remember_speed(home: Home, run: RunRow, store: Store) -> None:
-    """Store the measured speed and times of a run for the next plan, if the run's files are at home."""
+    """Store a run's measured speeds and times for the next plan, if the run's files are on this computer."""
     folder = home.run_dir(run.id)
     try:
         resolved = codec.loads(Run, home.world.read(folder / file_names.RUN))
@@ -377,11 +378,11 @@ def remember_speed(home: Home, run: RunRow, store: Store) -> None:
             trip = _trip_of(home, run, store)
             remember(resolved, offer["device"], offer["num_gpus"], middle, home, provider=offer["provider"], trip=trip)
     except (OSError, ValueError, KeyError, TypeError, HomingError):
-        return  # these are only hints for the plan, so an error must not fail a command that has otherwise succeeded
+        return  # these values only improve later plans, so an error must not make a command fail
 
 
 def _trip_of(home: Home, run: RunRow, store: Store) -> dict[str, float] | None:
-    """Return the time that the last attempt spent outside its steps, or None if it failed or has not ended."""
+    """Return the fields of the last attempt's `Trip`, or None if the attempt failed or has not ended."""
     last, outcome = home.ledger.lines(run.id)[-1], read_document(store, run_key(run.id, file_names.OUTCOME), Outcome)
     if outcome is None or outcome.state == "failed" or last.created_at is None or last.destroyed_at is None:
         return None
@@ -391,7 +392,7 @@ def _trip_of(home: Home, run: RunRow, store: Store) -> dict[str, float] | None:
 
 
 def measure_trip(events: Sequence[Event], outcome: Outcome, created_at: float, ended_at: float) -> Trip | None:
-    """Return the Trip of one attempt, computed from its files in the store, or None if something is missing."""
+    """Compute the `Trip` of one attempt from its events and outcome. Return None if something is missing."""
     own = [event for event in events if event.t >= created_at]
     first = next((event for event in own if event.kind == "first_step"), None)
     pushes = [event.data for event in own if event.kind == "checkpoint_pushed" and event.data.get("seconds")]
@@ -430,7 +431,7 @@ def _probe(offer: Offer, home: Home, known: dict[str, Any]) -> float | None:
 
 
 def _load(home: Home) -> dict[str, Any]:
-    """Return the cache, or a new one if it cannot be read."""
+    """Return the content of speed.json, or an empty cache if the file cannot be read."""
     try:
         known = json.loads(home.world.read(home.path / FILE))
         assert isinstance(known["measured"], list), FILE

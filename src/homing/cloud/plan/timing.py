@@ -1,22 +1,22 @@
-"""Computes how a run's time is spent on one offer, what a limit buys, and the smallest useful limit.
+"""Computes how a run's time is spent on one offer, how many steps a limit allows, and the smallest useful limit.
 
-    create | arrive | start | steps, evaluations, saves | finish | push | home | reserve of the guards | limit
-             boot,    load,                               last      last
-             inputs   compile                             save      checkpoint
+    create | arrive | start | steps, evaluations, saves | finish | push | home | the guards' reserve | limit
+             boot,    load,                               last      last         end
+             inputs   compile                             save      checkpoint   billing
 
 Each figure is measured (by the newest run on the same device, stored with the speeds), computed from sizes, or assumed,
-and `text` says which. Assumed figures err on the long side, because a limit that launch accepts must be enough to bring
-a finished model home.
+and `text` says which. Assumed times are rather too long, because a limit that launch accepts must be enough to push a
+finished model to the store.
 
 Preemptions add time (`odds_of`):
 
     per preemption   the steps since the last checkpoint, on average half the interval between two checkpoints
                      + another machine: boot, inputs, the checkpoint from the store, load and compile
     how often        as the provider reports; without a report, once in twenty hours is assumed for spot, combined with
-                     what this home has observed for that offer. The lost time is made up on machines that may also be
+                     what the ledger shows for that offer. The lost time is made up on machines that may also be
                      preempted
 
-A preemption notice would save those steps, but the estimate does not rely on getting one.
+If the provider gives notice of a preemption, those steps are saved, but the estimate does not rely on it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ __all__ = [
     "timing_of",
 ]
 
-# These are assumed until a run on the same device has been measured.
-_START_S = 20.0  # time in which the trainer loads torch and the data
+# These times are assumed until they have been measured in a run on the same device.
+_START_S = 20.0  # time that the trainer needs to load torch and the data
 _COMPILE_S = 100.0  # additional time on a GPU, to compile the model
 _HOME_S = 20.0  # time to verify the push, report the end, and make the call that ends billing
 _PUSH_BYTES_PER_S = {"file": 100e6}  # for a local disk; network stores use the next line (200 Mbit/s)
@@ -55,9 +55,9 @@ _BYTES_PER_WEIGHT = 4  # upper bound for the size of a weight
 _FINISH_DOUBT, _FINISH_SPARE_S = 1.25, 5.0  # the trainer's reserve for its final evaluation, save and sample
 _MEASURED_DOUBT, _DOUBT = 1.5, 2.0  # safety factors: for measured speeds and times, and for all others
 _LEAST_STEPS = 20  # enough steps to measure the run's speed and to decay the learning rate
-_END_S = 3.0  # time for the agent to start ending the billing before the next guards act
-ASSUMED_HOURS = 20.0  # assumed hours per preemption of a spot machine until more is known
-_TAKEN = "preempted"  # prefix of the ledger's note for an instance that was preempted
+_END_S = 3.0  # time that the agent needs to begin ending the billing before the next guard acts
+ASSUMED_HOURS = 20.0  # average time until a spot machine is preempted, assumed until more is known
+_TAKEN = "preempted"  # if an instance was preempted, its note in the ledger begins with this
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Timing:
     home_s: float
     doubt: float  # safety factor: the run may take this many times as long as planned
     text: str
-    # Kind of phase -> its speed. A phase that is missing here trains at tokens_per_s.
+    # Maps the kind of a phase to its speed. A phase that is missing here trains at tokens_per_s.
     paces: dict[str, Pace] = field(default_factory=dict)
-    home_doubt: float = 1.0  # safety factor on home_s in reserves; 1 for assumed values, which are long enough already
+    home_doubt: float = 1.0  # safety factor on home_s in reserves; 1 if home_s is assumed and thus already long enough
 
     @property
     def home_reserve_s(self) -> float:
@@ -84,13 +84,13 @@ class Timing:
         return self.arrive_s + self.start_s + work + self._finish_s(run) + _way_home_s(self.home_s, self.push_s)
 
     def parts(self, run: Run) -> list[tuple[str, float]]:
-        """Return the planned seconds by phase, with boot and start first and bringing the results home last."""
+        """Return the planned seconds of each part: boot and start, each phase, pushing the results and ending."""
         phases = [(p.kind, self._steps_s(p, p.num_steps) + self._finish_phase_s(p)) for p in run.phases]
         way_home = ("home", _way_home_s(self.home_s, self.push_s))
         return [("boot and start", self.arrive_s + self.start_s), *phases, way_home]
 
     def least_s(self, run: Run) -> float:
-        """Return the shortest time limit that still yields a finished model: warm-up, a few steps, and their decay."""
+        """Return the shortest time limit that still yields a finished model, after warm-up, a few steps and decay."""
         work = sum(self._steps_s(phase, _least_steps(phase)) for phase in run.phases) + self.start_s
         return self._with_reserve(self.doubt * (self.arrive_s + work) + self._finish_s(run))
 
@@ -125,12 +125,12 @@ class Timing:
         return sum(self._finish_phase_s(phase) for phase in run.phases)
 
     def _finish_phase_s(self, phase: Phase) -> float:
-        """Return the seconds for the phase's last evaluation, save and sample, which takes about as long as a step."""
+        """Return the seconds for the phase's last evaluation, save and sample. Sampling takes about one step's time."""
         seconds = self._eval_s(phase) + self.save_s + self.step_s(phase)
         return _FINISH_DOUBT * self.doubt * seconds + _FINISH_SPARE_S
 
     def _kept_s(self, allowed_s: float) -> float:
-        """Return how much of a limit is reserved for the guards and for bringing the results home."""
+        """Return how much of a limit is reserved for the guards and for pushing the results and ending billing."""
         end_s = reserve_s(END, allowed_s) + _way_home_s(self.home_reserve_s, self.push_s)
         return max(reserve_s(LAND, allowed_s), end_s)
 
@@ -183,12 +183,12 @@ def timing_of(run: Run, offer: Offer, speed: Speed, home: Home) -> Timing:
 
 
 def _way_home_s(home_s: float, push_s: float) -> float:
-    """Return the seconds to bring the results home. One checkpoint may still be uploading when the last is written."""
+    """Return the seconds to push the results and end billing. Two checkpoints may still have to be uploaded."""
     return home_s + 2 * push_s
 
 
 def pushing(run: Run) -> str:
-    """Describe how much is pushed to the store before renting, and how long it takes. Existing objects are skipped."""
+    """Say how much is pushed to the store before renting, and how long that takes. Existing objects are skipped."""
     per_s = _PUSH_BYTES_PER_S.get(run.store.partition(":")[0], _NETWORK_BYTES_PER_S)
     num_bytes = _input_bytes(run, is_base_sent=not any(map(is_from_hub, run.inputs)))
     lasts = format_duration(max(1.0, num_bytes / per_s))
@@ -221,7 +221,7 @@ class Odds:
     num_interruptions: float  # expected number of preemptions
     lost_s: float  # seconds lost per preemption
     per_hour: float = 0.0
-    text: str = ""  # says where the value of per_hour comes from
+    text: str = ""  # says where per_hour comes from
 
 
 def odds_of(run: Run, offer: Offer, timing: Timing, home: Home) -> Odds:
@@ -246,12 +246,12 @@ def _per_hour(offer: Offer, home: Home) -> tuple[float, str]:
     text = f"assumed: once every {ASSUMED_HOURS:g} h"
     if hours:
         text += f", and observed: {num_taken} in {hours:.1f} h"
-    # The assumption counts like one preemption in ASSUMED_HOURS, so that observations outweigh it as they accumulate.
+    # The assumption counts as one observed preemption in ASSUMED_HOURS, so that real ones gradually outweigh it.
     return (num_taken + 1) / (hours + ASSUMED_HOURS), text
 
 
 def _seen(offer: Offer, home: Home) -> tuple[int, float]:
-    """Return how often this home lost a machine of this offer to preemption, and over how many hours."""
+    """Return how often instances of this offer were preempted, and how many hours they ran, according to the ledger."""
     if not home.has_ledger:
         return 0, 0.0
     lines = [line for line in home.ledger.lines() if (line.provider, line.offer) == (offer.provider, offer.name)]
@@ -261,7 +261,7 @@ def _seen(offer: Offer, home: Home) -> tuple[int, float]:
 
 
 def _between_saves_s(run: Run, timing: Timing) -> float:
-    """Return the longest checkpoint interval of any phase, which is where a preemption costs the most."""
+    """Return the longest interval between checkpoints in any phase, because a preemption costs the most there."""
     return max(_gap_s(phase, timing) for phase in run.phases)
 
 

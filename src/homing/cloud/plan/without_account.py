@@ -1,8 +1,8 @@
-"""Estimates a run without an account, at list prices or at a given rate.
+"""Estimates the time and cost of a run for a user without a provider account, at list prices or at a given rate.
 
     Run -> GPUs that it fits on -> speed of each, measured or modelled -> hours x a dated list price or the given rate
 
-The resulting rows are not offers, so nothing here can be launched. No requests are made to providers.
+The resulting rows are not offers, so they cannot be launched. No requests are sent to providers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NOT_IN_IT = {"modal": "plus CPU cores and memory"}
 
 @dataclass(frozen=True)
 class Listed:
-    provider: str  # the provider with this list price, or "" for the given rate
+    provider: str  # the provider that charges this list price, or "" for a rate given by the user
     card: str
     num_gpus: int
     tokens_per_s: float
@@ -50,14 +50,14 @@ class Listed:
 
 
 def is_without_key(run: Run, home: Home) -> bool:
-    """Return True if the run names only cloud providers, and none of them has a key here."""
+    """Return True if the run lists only cloud providers, and this computer has a key for none of them."""
     env, world = home.world.environment(), home.world
     known = [ACCOUNTS.get(name) for name in run.cloud.providers]
     return all(account is not None and not account.is_set(env, world) for account in known)
 
 
 def list_prices(run: Run, home: Home, own_rate: Decimal | None = None) -> list[Listed]:
-    """Return a row per GPU that the run fits on, cheapest first, then fastest. A given rate applies to every GPU."""
+    """Return a row for each GPU that the run fits on, cheapest first, then fastest. `own_rate` applies to every GPU."""
     needs = dataclasses.replace(needs_of(run), disk_bytes=0, max_rate_usd_per_hour=None)
     rows = []
     for offer, price in _own(run, own_rate) if own_rate is not None else _listed(run):
@@ -74,8 +74,8 @@ def list_prices(run: Run, home: Home, own_rate: Decimal | None = None) -> list[L
         )  # fmt: skip
     if not rows:
         raise NoOffer(
-            what=f"No listed GPU fits {run.name}.",
-            why=f"The run needs {format_bytes(needs.memory_bytes)} on {run.cloud.num_gpus} x"
+            what=f"{run.name} does not fit on any listed GPU.",
+            why=f"The run needs {format_bytes(needs.memory_bytes)} of memory on {run.cloud.num_gpus} x"
             f" {run.cloud.gpu or 'any GPU'}.",
             fix="Change cloud.gpu or cloud.num_gpus, or make the model smaller; see: homing verify RUN",
         )
@@ -87,7 +87,7 @@ def _own(run: Run, rate: Decimal) -> Iterator[tuple[Offer, str]]:
 
 
 def _listed(run: Run) -> Iterator[tuple[Offer, str]]:
-    """Yield rows for the clouds that the run names, without a price if there is no price list."""
+    """Yield the listed machines of the run's providers. Without a price list, yield every GPU, without a price."""
     for provider in run.cloud.providers:
         prices = [price for price in TABLE if price.provider == provider]
         if not prices:
@@ -102,10 +102,10 @@ def _listed(run: Run) -> Iterator[tuple[Offer, str]]:
 
 
 def _cards(price: Price, num_gpus: int) -> tuple[str, int]:
-    """Return the GPU and GPU count that a list price covers. EC2 prices are per machine, all others per GPU."""
+    """Return the GPU and the number of GPUs for a list price. EC2 prices are per machine, all others per GPU."""
     return TYPES.get(price.name, ("", 0, 0, 0))[:2] if price.provider == "aws" else (price.name, num_gpus)
 
 
 def _on(provider: str, card: str, num_gpus: int, rate: Decimal) -> Offer:
-    """Return a pseudo offer for the speed estimate. It never leaves this module."""
+    """Return a made-up offer for the speed estimate. It is used only in this module."""
     return Offer(provider, card, card, num_gpus, 0, GPUS[card].memory_gib * 2**30, rate)

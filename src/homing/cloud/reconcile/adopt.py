@@ -1,8 +1,8 @@
-"""Adopts a run from another home by taking over its lease, attempts, spend and run documents.
+"""Adopts a run from another computer by taking over its lease, attempts, spend and run documents.
 
     stored_runs -> propose (the run, spend, instances) -> adopt: lease, then ledger, documents, record, refresh
 
-The lease comes first, because from then on the other home writes nothing more. If the command is killed after that,
+The lease comes first, because from then on the other computer writes nothing more. If the command is killed after that,
 running it again continues where it left off. The spend of an open attempt is recomputed, because a record is only as
 current as its last write.
 """
@@ -35,18 +35,18 @@ from homing.wire.shard_manifest import DataManifest
 
 __all__ = ["Proposal", "adopt", "lines_of", "propose"]
 
-_DATA = "data"  # subfolder of the run's folder at home for data that a resume needs; the shards stay in the store
+_DATA = "data"  # subfolder of the run's local folder for data that a resume needs; the shards stay in the store
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What an adoption would take over, before anything has changed."""
+    """What an adoption would take over; nothing has been changed yet."""
 
     record: RunRecord
     lease: Lease | None  # the current one
     lines: list[LedgerLine]  # the run's attempts as ledger lines
     spend_usd: Decimal
-    is_ours: bool  # True if this home owns the run and has it in its ledger
+    is_ours: bool  # True if this $HOMING_HOME already owns the run and has it in its ledger
 
     @property
     def live(self) -> list[LedgerLine]:
@@ -62,10 +62,10 @@ class Proposal:
 
 
 def propose(store: Store, wanted: str, home: Home) -> Proposal:
-    """Return the proposal for a run id or name. A name selects the run with an open attempt, else the newest run."""
+    """Return the proposal for a run id or name. A name selects a run with an open attempt, otherwise the newest run."""
     records = stored_runs(store)
     found = [each for each in records if wanted in (each.run_id, each.run_name)]
-    # The sort is stable, so the newest run stays first. Clock differences between homes only affect ended runs.
+    # The sort is stable, so the newest run stays first. If computers' clocks differ, only ended runs can be misordered.
     found.sort(key=lambda each: (each.run_id != wanted, all(one.ended_at is not None for one in each.attempts)))
     record = next(iter(found), None)
     if record is None:
@@ -80,7 +80,7 @@ def propose(store: Store, wanted: str, home: Home) -> Proposal:
 
 
 def adopt(proposal: Proposal, store: Store, home: Home) -> tuple[RunRow, list[str]]:
-    """Adopt the run; return its ledger row, and one sentence per provider or file that could not be read."""
+    """Adopt the run. Return its ledger row, and a sentence for each provider or file that could not be read."""
     run_id = proposal.record.run_id
     if proposal.is_ours:
         return _settled(home, run_id, [])
@@ -99,7 +99,7 @@ def adopt(proposal: Proposal, store: Store, home: Home) -> tuple[RunRow, list[st
 
 
 def _settled(home: Home, run_id: str, problems: list[str]) -> tuple[RunRow, list[str]]:
-    """Return the run after a refresh from the providers and the store, as far as they can be reached from here."""
+    """Update the run from the providers and the store, as far as they can be reached from here, and return it."""
     problems = problems + refresh(home)
     row = home.ledger.run(run_id)
     assert row is not None, run_id
@@ -124,7 +124,7 @@ def _mark_to_keep(proposal: Proposal) -> str:
 
 
 def _restored(home: Home, line: LedgerLine) -> LedgerLine:
-    """Flag an open line as restored if this home itself created the instance but has lost its ledger line."""
+    """Mark an open line as restored if its instance was created from this $HOMING_HOME, whose ledger has lost it."""
     is_lost = line.destroyed_at is None and home.is_ours(line.mark)
     return dataclasses.replace(line, note=RESTORED + line.note) if is_lost else line
 
@@ -136,7 +136,7 @@ def lines_of(record: RunRecord) -> list[LedgerLine]:
 def _line(record: RunRecord, attempt: Attempt) -> LedgerLine:
     """Convert an attempt to a ledger line.
 
-    An open attempt counts as created, because its home may have crashed after the create call.
+    An open attempt counts as created, because the computer that launched it may have crashed after the create call.
     """
     is_over = attempt.ended_at is not None
     return LedgerLine(
@@ -161,7 +161,7 @@ def _line(record: RunRecord, attempt: Attempt) -> LedgerLine:
 
 
 def _last_word(store: Store, run_id: str) -> Heartbeat | None:
-    """Return the last heartbeat, or None if it is missing or damaged, because that must not prevent an adoption."""
+    """Return the last heartbeat. If it is missing or damaged, return None, so that the adoption can still proceed."""
     try:
         return read_document(store, run_key(run_id, file_names.HEARTBEAT), Heartbeat)
     except IntegrityError:
@@ -171,8 +171,8 @@ def _last_word(store: Store, run_id: str) -> Heartbeat | None:
 def _by_our_clock(lines: list[LedgerLine], beat: Heartbeat | None, home: Home) -> list[LedgerLine]:
     """Move the start of an open attempt back if its agent has counted more time than our clock shows.
 
-    The other home recorded the start by its own clock. If our clock is behind that clock, the attempt looks too young,
-    and both its receipt and the spend that counts toward the limit would be too low.
+    The other computer recorded the start by its own clock. If our clock is behind that clock, the attempt looks too
+    young, and both its receipt and the spend that counts toward the limit would be too low.
     """
     now, found = home.world.now(), []
     for line in lines:
@@ -185,7 +185,7 @@ def _by_our_clock(lines: list[LedgerLine], beat: Heartbeat | None, home: Home) -
 
 
 def _foreign(record: RunRecord, home: Home) -> list[Adopted]:
-    """Return the marks of other homes in the record. From now on, this home may change resources that carry them."""
+    """Return the record's instances with other owners' marks. The caller allows changes to them from this computer."""
     found = [Adopted(each.mark, owner_in(each.mark), each.host, each.home) for each in record.attempts]
     return [each for each in found if each.owner and each.owner != home.owner]
 
@@ -196,7 +196,7 @@ def _row(record: RunRecord, store: Store) -> RunRow:
         name=record.run_name,
         state=record.state,
         created_at=record.created_at,
-        store=store.url,  # the store's address as seen from this computer
+        store=store.url,  # the address by which this computer accesses the store
         run_file_sha256=record.run_file_sha256,
         spend_limit_usd=record.spend_limit_usd,
         reason=record.reason,
@@ -206,7 +206,7 @@ def _row(record: RunRecord, store: Store) -> RunRow:
 
 
 def _fetch_documents(store: Store, record: RunRecord, home: Home) -> list[str]:
-    """Copy run.json, run.yaml and the data files that a resume needs. The shards themselves stay in the store."""
+    """Fetch run.json, run.yaml and the data files that a resume needs, but not the shards, which stay in the store."""
     run_id, folder = record.run_id, home.run_dir(record.run_id)
     home.world.mkdir(folder)
     run = read_document(store, run_key(run_id, file_names.RUN), Run)
@@ -225,7 +225,7 @@ def _fetch_documents(store: Store, record: RunRecord, home: Home) -> list[str]:
 
 
 def _data_dir(home: Home, folder: Path) -> str:
-    """Return the folder of the prepared data if this home launched the run, else a subfolder of the run's folder."""
+    """Return the folder of the prepared data if it is on this computer, otherwise a subfolder of the run's folder."""
     try:
         known = codec.loads(Run, home.world.read(folder / file_names.RUN)).data.dir
     except (OSError, codec.WireError):

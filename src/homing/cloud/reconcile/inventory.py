@@ -6,14 +6,14 @@
 
 A survey changes nothing but the ledger. It lists only our own resources, and reports providers that cannot be queried.
 
-`check_lost` answers for one run whether an instance that is not in the ledger may be billing:
+`check_lost` finds out whether an instance of a run may be billing although it is not in the ledger:
 
-    the ledger has lines, and the run is unknown here        it was never launched from here
-    its folder at home, or its record in the store           look for its mark at its provider
-    an empty ledger                                          look for our mark at every configured provider
+    the ledger has lines, and nothing else shows the run     it was never launched from here
+    it has a local folder, or a record in the store          look for its mark at its provider
+    the ledger is empty                                      look for our mark at every configured provider
 
-`draft` calls `check_lost` before a launch rents a second instance, and the commands call it before they report that a
-run was never launched. `is_lost` is for commands that follow a run until it ends.
+`draft` calls `check_lost` so that a launch does not rent a second instance, and the commands call it before they report
+that a run was never launched. `is_lost` is for commands that follow a run until it ends.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ __all__ = ["Finding", "Survey", "billing_things", "check_lost", "is_lost", "keep
 
 @dataclass(frozen=True)
 class Finding:
-    # known, reopened, forgotten, waiting, absent, unborn, in use, kept or left over, as the module's docstring explains
+    # one of the kinds in the module's docstring: known, reopened, forgotten, waiting, absent, unborn, in use, kept or
+    # left over
     kind: str
     thing: str  # instance | volume | key | group
     provider: str
@@ -93,12 +94,14 @@ def survey(home: Home) -> Survey:
         # A UsageError means that the provider is not set up here; refresh reports it if the ledger has lines for it.
         elif not isinstance(answer, UsageError):
             problems.append(_not_asked(name, answer))
-            is_blind = True  # even if the ledger has no line there, because a survey looks for unknown instances
+            is_blind = (
+                True  # even if the ledger has no line for this provider, an unknown instance may be billing there
+            )
     return Survey(shown, problems + accounts_unseen(home, lines), is_blind)
 
 
 def billing_things(home: Home, known_problems: list[str]) -> tuple[list[Resource], list[str]]:
-    """Return the billed resources other than instances at every provider, and a sentence per provider that failed."""
+    """Return all billed resources except instances, and a sentence for each provider that could not be queried."""
     found: list[Resource] = []
     problems: list[str] = []
     for name, answer in _list_resources(home, _of_others(home), known_problems).items():
@@ -110,11 +113,10 @@ def billing_things(home: Home, known_problems: list[str]) -> tuple[list[Resource
 
 
 def keep(home: Home, finding: Finding) -> str:
-    """Keep a forgotten instance: assign it to the run that its mark matches, or name it after its mark.
+    """Keep a forgotten instance: assign it to the run that its mark matches, or else name it after its mark.
 
-    Return a sentence that says how long the instance will keep billing. The guard respects the user's decision and does
-    not end the instance as a leftover of a run that has ended or resumed elsewhere. The instance's cost still counts
-    toward that run's limit.
+    Return a sentence that says how long the instance will keep billing. Even if its run has ended or resumed on another
+    instance, the guard does not destroy it, but its cost still counts toward the run's limit.
     """
     assert finding.line is not None, finding
     mark = finding.mark
@@ -129,7 +131,7 @@ def keep(home: Home, finding: Finding) -> str:
 
 
 def kept_key(mark: str) -> str:
-    """Return the action log key that records that the user keeps this instance."""
+    """Return the key of the action log entry which records that the user keeps this instance."""
     return f"kept-{mark}"
 
 
@@ -169,7 +171,7 @@ def _instance(home: Home, line: LedgerLine, before: LedgerLine | None) -> Findin
 def _list_resources(
     home: Home, lines: list[LedgerLine], problems: list[str]
 ) -> dict[str, list[Resource] | HomingError | OSError]:
-    """List the resources of all providers except those that, according to `problems`, have just failed to answer."""
+    """List the resources at all providers except those that, according to `problems`, have just failed to answer."""
     silent = _silent(home, problems)
     questions = {
         name: lambda open_=open_: open_().list_resources()
@@ -180,9 +182,9 @@ def _list_resources(
 
 
 def _silent(home: Home, problems: list[str]) -> set[str]:
-    """Return the remote providers that have just failed to answer, because querying them again would not help.
+    """Return the remote providers that have just failed to answer. Querying them again would not help.
 
-    Local providers are queried again.
+    Local providers are never included.
     """
     far = [name for name in providers_in_use(home) if name not in HERE_ONLY]
     return {name for name in far if any(each.startswith(unasked(name)) for each in problems)}
@@ -193,7 +195,7 @@ def _not_asked(name: str, exc: HomingError | OSError) -> str:
 
 
 def _askable(home: Home, lines: list[LedgerLine]) -> list[tuple[str, Callable[[], Provider]]]:
-    """Return our own view of each provider, plus one view per owner of adopted instances."""
+    """Return functions that open each provider for our own resources, and one for each owner of adopted instances."""
     found: dict[str, Callable[[], Provider]] = {}
     for name in providers_in_use(home):
         found[name] = partial(home.provider, name)
@@ -224,7 +226,7 @@ def _resource(home: Home, resource: Resource, is_live: bool, lines: dict[str, Le
 
 
 def _of_others(home: Home) -> list[LedgerLine]:
-    """Return the lines of adopted instances. They show which previous owners' resources must be listed, too."""
+    """Return the lines of adopted instances. They show which previous owners' resources must also be listed."""
     return home.ledger.lines_of_others(owner_prefix(home.owner))
 
 
@@ -234,8 +236,9 @@ def _of_others(home: Home) -> list[LedgerLine]:
 def check_lost(home: Home, word: str, store: str = "") -> bool:
     """Raise StillBilling if an instance that is not in the ledger may be billing, or if that could not be checked.
 
-    `word` is a name, an id, or "" for any run. `store` is the store that may contain the run's record. After the call,
-    every run that can be restored is in the ledger again, with its limit. Returns True if the providers were queried.
+    `word` is a run's name or id, or "" for any run. `store` is the store that may contain the run's record. After the
+    call, every run that could be restored is in the ledger again, with its limit. Returns True if the providers were
+    queried.
     """
     suspects = [read_lost(home, each) for each in unknown_ids(home) if is_called(each, word)]
     is_empty = home.has_owner and not home.ledger.lines() and not home.ledger.runs()
@@ -258,15 +261,15 @@ def check_lost(home: Home, word: str, store: str = "") -> bool:
         raise StillBilling(
             what=f"The ledger is empty, and homing cannot check whether an instance of {word or 'yours'} is billing.",
             why="\n".join(unasked_),
-            fix="Once the providers respond: homing runs",
+            fix="Try again once the providers respond: homing runs",
         )
     return True
 
 
 def is_lost(home: Home, run: RunRow) -> bool:
-    """Return True if the ledger has lost a run that it once had, and no provider shows an instance of it.
+    """Return True if the ledger has lost a run that it once had, and no provider lists an instance for it.
 
-    In that case, nothing in this home shows how the run ended. Raises StillBilling while an instance may be billing.
+    In that case, nothing in $HOMING_HOME shows how the run ended. Raises StillBilling while an instance may be billing.
     """
     if home.ledger.run(run.id) is not None:
         return False
@@ -275,16 +278,16 @@ def is_lost(home: Home, run: RunRow) -> bool:
 
 
 def _was_used(home: Home) -> bool:
-    """Return True if anything was ever launched from here, in which case an empty ledger means that it was lost."""
+    """Return True if anything was ever launched from here. If so, an empty ledger means that the ledger was lost."""
     return bool(unknown_ids(home)) or home.world.exists(home.launch_lock("any").parent)
 
 
 def _recorded(home: Home, word: str, store: str) -> list[LostRun]:
-    """Return our runs whose record in the store has an open attempt."""
+    """Return the runs launched from here that, according to their record in the store, have an open attempt."""
     try:
         records = stored_runs(open_store(store, home.world, create=False))
     except (HomingError, WireError, OSError):
-        return []  # the store cannot be read, but the providers are still searched by mark
+        return []  # if the store cannot be read, the caller still searches the providers by mark
     found = []
     for record in records:
         for attempt in record.attempts[-1:]:
@@ -302,14 +305,14 @@ def _refuse_stray(home: Home, word: str) -> None:
             raise StillBilling(
                 what=f"{line.provider} {line.instance_id or line.mark} "
                 "may be billing, and its run is not in the ledger.",
-                why=f"Its mark is {line.mark}: it was launched from this computer with a ledger that was lost.",
-                fix=f"End it: homing destroy {line.instance_id or line.mark}"
+                why=f"Its name, {line.mark}, shows that it was launched from this computer. The ledger has lost it.",
+                fix=f"Destroy it: homing destroy {line.instance_id or line.mark}"
                 "   or restore its run from its store: homing adopt STORE",
             )
 
 
 def _unchecked(home: Home, lost: LostRun, problems: list[str]) -> str:
-    """Return the reason why the instance may still exist, or "" if it is known to be gone."""
+    """Return the reason why the lost run's instance may still exist, or "" if it is known to be gone."""
     if not lost.provider:
         return f"{home.run_dir(lost.id) / LAUNCH_NOTE} does not say which provider the instance was rented from."
     mark = make_mark(home.owner, lost.id, lost.attempt)

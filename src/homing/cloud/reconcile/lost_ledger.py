@@ -1,9 +1,9 @@
-"""Recovers lost data that a home needs to recognize its instances.
+"""Recovers the owner and the ledger, which homing needs to recognize its instances, if they were lost.
 
 owner lost    recovered from the marks in the ledger and written to disk again on the next use
-ledger lost   restored from its backup (ledger_file.py). If a run is not in the backup, an instance's mark and the
-              run's documents at home identify the run and its limit, and `refresh` records them again;
-              the rest comes back from the store with `homing adopt`
+ledger lost   restored from its backup (ledger_file.py). If a run is not in the backup, its instance's mark and its
+              local documents identify the run and its limit, and `refresh` records them again; the rest can be
+              restored from the store with `homing adopt`
 both lost     instances carry an unknown mark: only the runs' own records in their stores identify them
 """
 
@@ -36,12 +36,12 @@ __all__ = [
 ]
 
 _SHOWN = 5
-_RUN_ID = r"-\d{8}-\d{6}-[0-9a-f]{4}"  # the part of a run id after the name; see mark.new_run_id
+_RUN_ID = r"-\d{8}-\d{6}-[0-9a-f]{4}"  # matches what follows the name in a run id; see mark.new_run_id
 
 
 @dataclass(frozen=True)
 class LostRun:
-    """A run launched from here that is not in the ledger, as described by its folder at home."""
+    """A run launched from this computer that is not in the ledger, as far as its local folder describes it."""
 
     id: str
     name: str
@@ -59,7 +59,7 @@ class LostRun:
 
 
 def what_is_lost(home: Home) -> list[str]:
-    """Return a sentence for each thing that is lost. Call this first, because any use of a lost owner restores it."""
+    """Say whether the owner and any runs were lost. Call this before `Home.owner`, which restores a lost owner."""
     owner, runs = lost_owner(home), unknown_runs(home)
     said = [f"{home.owner_path} was lost; the marks in the ledger show that the owner is {owner}."] if owner else []
     if not runs:
@@ -77,15 +77,15 @@ def lost_owner(home: Home) -> str:
 
 
 def unknown_runs(home: Home) -> dict[str, str]:
-    """Return the runs launched from here that are not in the ledger, newest first, with their store."""
+    """Return the runs launched from here that are not in the ledger, as a dict from run id to store, newest first."""
     return {run_id: read_lost(home, run_id).store or "STORE" for run_id in unknown_ids(home)}
 
 
 def remembered(home: Home, instance: Instance) -> tuple[RunRow, list[LedgerLine]] | None:
-    """Return the run and lines of an instance that is not in the ledger, from the run's documents at home, or None.
+    """Return the run and lines of an instance that is not in the ledger, from the run's local documents, or None.
 
-    The run includes its limit, so that the guard can enforce it. The cost of earlier attempts is returned as a separate
-    line.
+    The run includes its limit, so that the guard can enforce it. Any earlier attempts are returned as one line with
+    their total cost.
     """
     number = instance.mark.rpartition("-")[2]
     attempt = int(number) if number.isdigit() and int(number) >= 1 else 1
@@ -132,7 +132,7 @@ def remembered(home: Home, instance: Instance) -> tuple[RunRow, list[LedgerLine]
 
 
 def is_called(run_id: str, word: str) -> bool:
-    """Return True if `word` means this run, by id or name. "" means every run."""
+    """Return True if `word` is this run's id or name, or ""."""
     return word in ("", run_id) or re.fullmatch(re.escape(word) + _RUN_ID, run_id) is not None
 
 
@@ -146,7 +146,7 @@ def unknown_ids(home: Home) -> list[str]:
 
 
 def read_lost(home: Home, run_id: str) -> LostRun:
-    """Return as much about the run as can be read, because a damaged document must not hide the run."""
+    """Return what the run's local documents say about it. Damaged ones are skipped, so that the run is still found."""
     folder = home.run_dir(run_id)
     name = re.sub(_RUN_ID + "$", "", run_id)
     lost = LostRun(run_id, name, "")

@@ -1,4 +1,4 @@
-"""Writes the receipt of an instance once it is gone: what it cost, and never less than the provider bills.
+"""Writes the receipt of an instance that is gone. Its cost there is never less than what the provider bills.
 
     end time   the provider's; else from the agent's final heartbeat; else when the instance was found to be gone
     cost       the largest of rate x time, the provider's figure, the agent's count and the ledger's figure
@@ -46,14 +46,14 @@ _MONTH_S = 30 * 86400.0
 
 
 def receipt(home: Home, line: LedgerLine, instance: Instance | None, note: str) -> None:
-    """Close the line of an instance that is gone or was never seen."""
+    """Close the line of an instance that is gone or was never seen, and record its cost."""
     provider = None
     if instance is None and line.created_at is not None and not _is_refused(home, line):
         provider = home.provider_of(line)
         instance = provider.remember(line.mark) if isinstance(provider, Remembering) else None
     if instance is None and (provider is None or isinstance(provider, Remembering)):
-        # The instance was never requested, was refused, or is unknown to a provider that keeps a record of every
-        # instance. So it never existed.
+        # The instance never existed: it was never requested, it was refused, or a provider that keeps a record of every
+        # instance does not know it.
         home.ledger.close(line.mark, at=home.world.now(), spend_usd=Decimal(line.spend_usd), note=note)
         return
     _close(home, line, instance, note)
@@ -62,7 +62,7 @@ def receipt(home: Home, line: LedgerLine, instance: Instance | None, note: str) 
 def _is_refused(home: Home, line: LedgerLine) -> bool:
     """Return True if the provider refused the create call and no heartbeat contradicts the refusal.
 
-    If the refusal followed another create call that got no response, an instance may have run.
+    A heartbeat shows that an instance did run. An earlier create call without a response may have created it.
     """
     if line.state != REFUSED:
         return False
@@ -87,7 +87,7 @@ def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -
     until = ended_at if ended_at is not None else now
     count = _most_machines(home, line, instance) if ended_at is None else 1
     ours = count * max(meter.cost(rate, until - at) for at in _beginnings(home, line, instance))
-    if agent_usd > ours:  # home's clock was set back, and the time from the last heartbeat to the end was billed too
+    if agent_usd > ours:  # this computer's clock was set back; the time after the last heartbeat was billed too
         ours = agent_usd + meter.cost(rate, meter.MARGIN_S)
     written = Decimal(line.spend_usd)
     seen = written if ended_at is not None else seen_spend(home, line)
@@ -96,13 +96,13 @@ def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -
     billed = reported or Decimal(0)
     spend = max(ours, seen, billed)
     if ended_at is None:
-        known = max(written, agent_usd, billed)  # cost of the time that the instance provably existed
+        known = max(written, agent_usd, billed)  # cost of the time during which the instance certainly existed
         most = count * most_usd(home, line)
         if line.note.startswith(RESTORED):
             # As far as we know, the instance's guards enforced the limit in its line.
             most = min(most, Decimal(line.limit_usd or most))
             if line.intent_at > now and most.is_finite():
-                spend = most  # this clock was set back after the launch, and nothing else shows when billing began
+                spend = most  # our clock was set back after the launch, and nothing else shows when billing began
         spend = max(known, min(spend, most))
         if spend - known > meter.cost(rate, meter.MARGIN_S):
             note = AT_MOST + note
@@ -110,15 +110,15 @@ def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -
 
 
 def _most_machines(home: Home, line: LedgerLine, instance: Instance | None) -> int:
-    """Return how many instances may have had this mark: if none was seen, as many as the launch may have created."""
+    """Return how many instances may have had this mark. If none was seen, assume as many as the launch could create."""
     provider = home.provider_of(line)
     return provider.num_creates if instance is None and isinstance(provider, Doubling) else 1
 
 
 def _latest(home: Home, line: LedgerLine) -> float:
-    """Return the current time by the clock of the home that timed the create call.
+    """Return the latest time that it can be now by the clock of the computer that sent the create call.
 
-    Two computers are assumed to agree within the margin. The agent's own count needs neither clock.
+    Two computers' clocks are assumed to agree within the margin. The agent's own count needs neither clock.
     """
     is_own = home.is_ours(line.mark)
     return home.world.now() + (0.0 if is_own else meter.MARGIN_S)
@@ -128,21 +128,21 @@ def _beginnings(home: Home, line: LedgerLine, instance: Instance | None) -> list
     assert line.created_at is not None, line
     began = [line.created_at]
     their_start = instance.created_at if instance is not None and instance.ended_at is not None else None
-    # Use the provider's start time too, because the end time is by the same clock. Our clock may be ahead of it by more
-    # than the instance's lifetime. A start time more than a month before ours cannot belong to this instance.
+    # Use the provider's start time too, because it is by the same clock as the end time. Our clock may be ahead of that
+    # clock by more than the instance's lifetime. A start time more than a month before ours must be wrong.
     if their_start is not None and line.created_at - their_start <= _MONTH_S:
         began.append(their_start)
     asked_at = home.ledger.destroy_asked_at(line.mark) if instance is None else None
     if asked_at is not None:
-        # A destroy request comes after the create call. If the request has the earlier time, the clock was set back.
+        # A destroy request always follows the create call. If its recorded time is earlier, the clock was set back.
         began.append(asked_at)
     return began
 
 
 def most_usd(home: Home, line: LedgerLine) -> Decimal:
-    """Return the most that the instance can cost under the provider's own guard, which the create call itself sets.
+    """Return the most that the instance can cost under the provider's own limit, which is set by the create call.
 
-    The result is infinite if the provider has no guard that acts in every case, because then nothing bounds how long
+    The result is infinite if the provider does not enforce a limit in every case, because then nothing bounds how long
     the instance may have billed.
     """
     run, limit, provider = home.ledger.run(line.run_id), line.limit_usd, home.provider_of(line)
@@ -150,26 +150,26 @@ def most_usd(home: Home, line: LedgerLine) -> Decimal:
         return Decimal("Infinity")
     largest, lines = Decimal(limit), home.ledger.lines(run.id)
     if not any(each.attempt > line.attempt for each in lines):
-        # Use the largest limit that the attempt ever had, because the limit may have changed while it ran. The limit of
-        # a later attempt never applied to it.
+        # Use the largest limit that the attempt ever had, because the limit may have changed while it ran. A later
+        # attempt's limit never applied to it.
         largest = max(largest, Decimal(run.spend_limit_usd or limit))
     earlier = [each for each in lines if each.attempt < line.attempt]
-    # An attempt that was closed after this one was launched counted for less at that time than it does now.
+    # Leave out attempts that were closed after this one was launched, because they counted for less at that time.
     closed = [each for each in earlier if each.destroyed_at is not None and each.destroyed_at <= line.intent_at]
     return largest - sum((Decimal(each.spend_usd) for each in closed), Decimal(0))
 
 
 def at_their_most(home: Home, lines: Sequence[LedgerLine]) -> list[LedgerLine]:
-    """Return the lines. Open instances in accounts that no key here can see are counted at their maximum cost.
+    """Return the lines, but with open instances in accounts that no key here can see closed at their maximum cost.
 
-    The maximum cost is constant, so that a launch, its agent and the guard at home compute the same total. If the cost
-    has no bound, or the provider cannot be queried, the line stays open at its rate.
+    The maximum cost is constant, so a launch, its agent and the local guard compute the same total. If the cost has no
+    bound, or the provider cannot be queried, the line stays open at its rate.
     """
     return [_at_its_most(home, line) if _is_open(line) and is_elsewhere(home, line) else line for line in lines]
 
 
 def left_at_most(home: Home, lines: Sequence[LedgerLine]) -> list[LedgerLine]:
-    """Return a live run's lines. Attempts left open in other accounts are counted at their maximum cost.
+    """Return a live run's lines, but with attempts left open in other accounts closed at their maximum cost.
 
     The last launch counted these attempts in the same way (`at_their_most`). The last attempt itself counts at its
     rate, whichever key is set here, because the limit applies to it.
@@ -189,8 +189,8 @@ def _is_open(line: LedgerLine) -> bool:
 def _is_apart(home: Home, line: LedgerLine, last: LedgerLine) -> bool:
     """Return True if the line is in a different account than the last attempt.
 
-    If the ledger contains both accounts, it decides. If only the provider decided, both machines would count as running
-    whenever the provider does not answer, although the launch counted only one.
+    If the ledger contains both accounts, they are compared without asking the provider. Otherwise, whenever the
+    provider does not answer, both machines would count as running, although the launch counted only one.
     """
     is_known = line.provider == last.provider and line.account is not None and last.account is not None
     if is_known and line.account != last.account and line.billing != "yes":
@@ -210,9 +210,9 @@ def _at_its_most(home: Home, line: LedgerLine) -> LedgerLine:
 
 
 def at_its_rate(home: Home, line: LedgerLine, instance: Instance) -> LedgerLine:
-    """Raise the line's rate to the rate that the provider reports, if higher, and record it.
+    """If the provider reports a higher rate than the line has, record it. Return the line with the higher of the two.
 
-    Not every provider still reports the rate once the machine is gone.
+    The rate must be recorded now, because not every provider still reports it once the machine is gone.
     """
     if _rate_of(instance) <= Decimal(line.rate_usd_per_hour):
         return line
@@ -222,7 +222,7 @@ def at_its_rate(home: Home, line: LedgerLine, instance: Instance) -> LedgerLine:
 
 
 def _as_written(home: Home, line: LedgerLine) -> LedgerLine:
-    """Return the line, with the spend and rate raised if another process has recorded higher ones in the ledger."""
+    """Return the line, with a higher spend or rate if another process has recorded one in the ledger."""
     now = next((each for each in home.ledger.lines(line.run_id) if each.mark == line.mark), line)
     spend = str(max(Decimal(line.spend_usd), Decimal(now.spend_usd)))
     rate = str(max(Decimal(line.rate_usd_per_hour), Decimal(now.rate_usd_per_hour)))
@@ -230,7 +230,7 @@ def _as_written(home: Home, line: LedgerLine) -> LedgerLine:
 
 
 def last_beat(home: Home, line: LedgerLine) -> Heartbeat | None:
-    """Return the last heartbeat of this attempt, or None if it never sent one; raises if the store cannot be read."""
+    """Return this attempt's last heartbeat, or None if it never sent one. Raises if the store cannot be read."""
     run = home.ledger.run(line.run_id)
     if run is None or line.created_at is None:
         return None
@@ -240,7 +240,7 @@ def last_beat(home: Home, line: LedgerLine) -> Heartbeat | None:
 
 
 def counted(line: LedgerLine, beat: Heartbeat | None, lines: Sequence[LedgerLine], now: float) -> Decimal:
-    """Return this attempt's cost as counted by its agent. It does not depend on home's clock."""
+    """Return this attempt's cost as counted by its agent, independently of this computer's clock."""
     try:
         reported = Decimal(beat.spend_usd if beat is not None else 0)
     except ArithmeticError:  # damaged data must not abort a status check
@@ -252,9 +252,9 @@ def counted(line: LedgerLine, beat: Heartbeat | None, lines: Sequence[LedgerLine
 
 
 def _counted_before(earlier: LedgerLine, line: LedgerLine, now: float) -> Decimal:
-    """Return an upper bound on the cost that the agent of `line` adds for an earlier attempt.
+    """Return an upper bound on the cost of an earlier attempt that is included in the count of `line`'s agent.
 
-    For an attempt left open in a different account, the launch told the agent the maximum cost.
+    If the earlier attempt was left open in a different account, the launch gave the agent its maximum cost.
     """
     spend = meter.line_spend(earlier, now)
     was_open = earlier.destroyed_at is None or earlier.destroyed_at > line.intent_at
@@ -266,8 +266,8 @@ def _counted_before(earlier: LedgerLine, line: LedgerLine, now: float) -> Decima
 def _goodbye(home: Home, line: LedgerLine, beat: Heartbeat | None, counted_usd: Decimal, now: float) -> float | None:
     """Return the time by which billing had stopped if the instance reported its own end, otherwise None.
 
-    Not every provider reports when an instance ended or keeps that information for long, and a laptop may be closed for
-    days.
+    It is needed because not every provider reports when an instance ended or keeps that information for long, and the
+    user's laptop may be closed for days.
     """
     if beat is None or beat.state != "ended" or not can_end_itself(home.provider_of(line)):
         return None
@@ -277,17 +277,17 @@ def _goodbye(home: Home, line: LedgerLine, beat: Heartbeat | None, counted_usd: 
         return None
     assert line.created_at is not None, line
     rate = Decimal(line.rate_usd_per_hour)
-    # Use the longer of two lifetimes: one by the instance's clock, and one implied by its spend. The spend also
-    # reflects the instance's age, if home sent it.
+    # Use the longer of two lifetimes: one by the instance's clock, and one derived from its spend. The spend also
+    # reflects the instance's age if this computer sent it.
     lived_s = max(0.0, beat.t - beat.started_at, float(counted_usd / rate * 3600) if rate > 0 else 0.0)
     return min(now, line.created_at + lived_s + meter.MARGIN_S)
 
 
 def seen_spend(home: Home, line: LedgerLine) -> Decimal:
-    """Return the spend in the ledger, but never less than what this process has seen accrue.
+    """Return the spend so far, but never less than what this process has seen accrue.
 
     Setting the clock back must not reduce the spend. A process that checks repeatedly, like the guard, measures the
-    time with a monotonic clock and records the result. A single check records nothing, because its clock may be wrong.
+    time with a monotonic clock. A process's first check returns the ledger's figure, because the clock may be wrong.
     """
     spend, at = meter.line_spend(line, home.world.now()), home.world.monotonic()
     before = home.seen_spend.get(line.mark)
@@ -300,8 +300,8 @@ def seen_spend(home: Home, line: LedgerLine) -> Decimal:
 def their_spend(home: Home, line: LedgerLine, instance: Instance) -> tuple[Decimal | None, list[str]]:
     """Return the provider's cost figure (None if missing or implausible), and the problems with it.
 
-    A figure far above rate x time is not a bill, and once recorded it would stay in the ledger permanently. A plausible
-    figure may exceed ours because of a minimum term, a price increase or a clock that was set back.
+    A figure far above rate x time cannot be right, and once recorded, it would stay in the ledger permanently. A
+    plausible figure may still exceed ours, because of a minimum term, a price increase or a clock that was set back.
     """
     usd, problems = read_figure(instance.spend_usd, MOST_USD), list(instance.problems)
     if usd is None:
@@ -320,7 +320,7 @@ def their_spend(home: Home, line: LedgerLine, instance: Instance) -> tuple[Decim
 
 
 def _rate_of(instance: Instance) -> Decimal:
-    """Return the rate after validating it again, because a recorded rate is permanent."""
+    """Return the instance's rate. It is validated again, because a rate stays in the ledger permanently."""
     return read_figure(instance.rate_usd_per_hour, MOST_USD_PER_HOUR) or Decimal(0)
 
 

@@ -5,8 +5,8 @@
     heartbeat, outcome           ->  the run's state; the lease: whether a different home has adopted it
     changes                      ->  the run's record in its store
 
-If a provider or store cannot be queried, the problem is reported and nothing changes, because the instances are in an
-unknown state, not gone. The same holds for an instance in an account that this key cannot see (renting_account.py).
+If a provider or store cannot be queried, the problem is reported and no instance counts as gone, because its state is
+unknown. The same is true of an instance in an account that this key cannot see (renting_account.py).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
     "unread",
 ]
 
-# Lists may be stale, so an instance is gone only if it is missing from this many, spread over the settle time.
+# Lists may be stale, so an instance counts as gone only if this many lists, spread over the settle time, lack it.
 LOOKS = 3
 _RECORD_S = 86400.0  # how long a run's record is still updated after the run has ended
 CREATE_GRACE_S = 900.0  # how long a create call without a response may still take effect
@@ -56,7 +56,7 @@ CREATE_GRACE_S = 900.0  # how long a create call without a response may still ta
 
 @dataclass(frozen=True)
 class _View:
-    """One owner's view of a provider, with the open ledger lines to compare with the provider's list."""
+    """A provider as one owner sees it, with the open ledger lines that are compared with the provider's list."""
 
     name: str
     open_: Callable[[], Provider]
@@ -72,11 +72,10 @@ class _View:
 def refresh(
     home: Home, *, by: float = math.inf, silent: set[str] | None = None, reached: set[str] | None = None
 ) -> list[str]:
-    """Bring the ledger up to date; return one sentence per provider or store that could not be queried.
+    """Bring the ledger up to date. Return a sentence for each provider or store that could not be queried.
 
-    `by` is the time at which the caller must enforce a limit, so calls do not wait much longer. `silent` receives the
-    marks of instances at providers that did not answer, and `reached` the names of the providers that listed our
-    instances.
+    `by` is the time at which the caller must enforce a limit, so no call waits much longer. The marks of instances at
+    providers that did not answer are added to `silent`, and the names of the providers that answered to `reached`.
     """
     home.ledger.file.look_again()
     follow_clock(home)
@@ -93,17 +92,17 @@ def refresh(
 
 
 def unread(run: RunRow) -> str:
-    """Return the prefix of every message that says that the run's store could not be read."""
+    """Return the beginning of every message about a store that could not be read, for this run's store."""
     return f"Could not read the store of {run.id}:"
 
 
 def unasked(name: str) -> str:
-    """Return the prefix of every message that says that a provider could not be queried."""
+    """Return the beginning of every message about a provider that could not be queried, for this provider."""
     return f"Could not query {name}, so its instances may be billing:"
 
 
 def is_absent(provider: Provider, home: Home, mark: str, instance_id: str | None) -> bool:
-    """Return True if the provider shows nothing under this mark in several consecutive checks."""
+    """Return True if several consecutive checks find no instance with this mark or id at the provider."""
     for look in range(LOOKS):
         if look and provider.settle_s:
             home.world.sleep(provider.settle_s / (LOOKS - 1))
@@ -115,7 +114,7 @@ def is_absent(provider: Provider, home: Home, mark: str, instance_id: str | None
 
 
 def end_resources(provider: Provider, mark: str) -> str:
-    """Destroy the volumes, keys and groups with the mark; return "" if none is left, otherwise what remains."""
+    """Destroy the volumes, keys and groups with this mark. Return "" if none is left, otherwise a sentence."""
     for resource in _resources(provider, mark):
         provider.destroy_resource(resource)
     left = _resources(provider, mark)
@@ -132,7 +131,7 @@ def providers_in_use(home: Home) -> list[str]:
 
 
 def _adopted_groups(home: Home) -> list[list[LedgerLine]]:
-    """Return the lines of adopted instances, grouped by provider and by the home from which they were adopted."""
+    """Return the lines of adopted instances, grouped by provider and by the previous owner and its computer."""
     lines = home.ledger.lines_of_others(owner_prefix(home.owner))
     adopted = home.ledger.adopted() if lines else {}
     groups: dict[tuple[str, str, str, str], list[LedgerLine]] = {}
@@ -155,7 +154,7 @@ def _close_unborn(home: Home) -> None:
 
 
 def _views(home: Home) -> list[_View]:
-    # Thousands of lines may be closed, so `_refresh_lines` reads only the few that a provider still shows.
+    # There may be thousands of closed lines, so `_refresh_lines` reads only those whose instance is still listed.
     num_lines, used = home.ledger.num_lines(), home.ledger.providers(owner_prefix(home.owner))
     lines = [line for line in home.ledger.open_lines() if home.is_ours(line.mark)]
     own = {name: [line for line in lines if line.provider == name] for name in providers_in_use(home)}
@@ -170,9 +169,9 @@ def _views(home: Home) -> list[_View]:
 def _list_owned(home: Home, views: list[_View], by: float) -> list[list[Instance] | HomingError | OSError]:
     """List our instances for every view.
 
-    Remote providers run in parallel with a deadline, so that none blocks the guard.
+    Remote providers are queried in parallel with a deadline, so that none blocks the guard.
 
-    Local providers answer immediately or not at all. They are queried one after another, which keeps the order
+    Local providers answer immediately or not at all. They are queried one after another, so that the order is
     deterministic.
     """
     far = {view.title: view.look for view in views if view.name not in NEAR}
@@ -190,7 +189,7 @@ def _refresh_lines(home: Home, view: _View, listed: list[Instance] | HomingError
     name, lines = view.name, {line.mark: line for line in view.lines}
     if not isinstance(listed, list):
         if isinstance(listed, UsageError) and not view.is_used:
-            return []  # this provider was never used here and is not set up
+            return []  # this provider is not set up here and was never used
         for line in lines.values():
             if line.created_at is not None and line.state != REFUSED:
                 home.ledger.update(line.mark, state="unknown", billing="maybe")
@@ -198,8 +197,8 @@ def _refresh_lines(home: Home, view: _View, listed: list[Instance] | HomingError
     problems: list[str] = []
     shown = {mark for each in listed for mark in (each.mark, duplicate_mark(each.mark, each.id))}
     known = home.ledger.lines_marked(shown, of_first=view.num_lines) if shown else {}
-    # Compare with the lines as they were before the query, so that a line that another process has closed since is not
-    # reopened.
+    # Compare with the lines as they were before the query. Otherwise, a line that another process has closed since then
+    # would be reopened.
     lines = {**{mark: line for mark, line in known.items() if line.provider == name}, **lines}
     others = {mark: line.provider for mark, line in known.items() if line.provider != name}
     owned = _by_line(listed, lines)
@@ -224,12 +223,12 @@ def _note_all_owned(
         first = owned.get(shown_mark(mark))
         if first is not None and first is not instance:
             problems.append(
-                f"{name} lists {first.id} and {instance.id} under the same mark {first.mark}: both are billing."
+                f"{name} lists both {first.id} and {instance.id} under the name {first.mark}, and both are billing."
             )
         if shown_mark(mark) in others:
             # Writing one provider's id to a different provider's line would make that line's instance unknown.
             where = others[shown_mark(mark)]
-            problems.append(f"{name} lists {instance.id} under the mark {mark}, which belongs to {where}.")
+            problems.append(f"{name} lists {instance.id} as {mark}, but that is the name of an instance on {where}.")
             continue
         if shown_mark(mark) != mark:
             problems += note_duplicate(home, lines.get(shown_mark(mark)), instance)
@@ -239,10 +238,10 @@ def _note_all_owned(
 
 
 def _by_line(listed: list[Instance], lines: dict[str, LedgerLine]) -> dict[str, Instance]:
-    """Map ledger marks to instances, giving each duplicate a separate line.
+    """Map ledger marks to instances, with a separate mark for each duplicate.
 
-    If two instances have the same mark, the one in the ledger (else the older one) gets the mark's own line. The other
-    was created by a call that seemed lost and took effect late. It gets a separate line, even if the first is gone.
+    If two instances have the same mark, the one in the ledger (or else the older one) gets the line with that mark. The
+    other was created by a call that seemed lost but took effect late. It gets its own line, even if the first is gone.
     """
     found: dict[str, Instance] = {}
     for instance in listed:
@@ -260,16 +259,16 @@ def _by_line(listed: list[Instance], lines: dict[str, LedgerLine]) -> dict[str, 
 
 
 def note_duplicate(home: Home, line: LedgerLine | None, instance: Instance) -> list[str]:
-    """Record a duplicate of the line's instance, billed since the create call.
+    """Record a duplicate of the line's instance, as billing since the create call.
 
-    Returns the problems with the duplicate's figures.
+    Returns a sentence for each of the duplicate's figures that is implausible.
     """
     duplicate = at_its_rate(home, add_duplicate(home, line, instance), instance)
     return _note_owned(home, duplicate, replace(instance, mark=duplicate.mark))
 
 
 def add_duplicate(home: Home, line: LedgerLine | None, instance: Instance) -> LedgerLine:
-    """Return the duplicate's line, created at the original's rate if there is none yet. Does not update the spend."""
+    """Return the duplicate's line. If there is none yet, create it at the original's rate, without any spend."""
     mark, now = duplicate_mark(instance.mark, instance.id), home.world.now()
     duplicate = home.ledger.lines_marked([mark]).get(mark)
     if duplicate is None:
@@ -287,14 +286,14 @@ def add_duplicate(home: Home, line: LedgerLine | None, instance: Instance) -> Le
 
 
 def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> list[str]:
-    """Record what the provider reports about an instance; skip implausible figures and return a sentence for each."""
+    """Record what the provider reports about an instance. Implausible figures are skipped, with a sentence for each."""
     if line is None:
         _note_unknown(home, instance)
     elif line.destroyed_at is not None:
         note = "was closed, but the provider still lists it"
         home.ledger.reopen(line.mark, instance_id=instance.id, note=note, now=home.world.now())
     if line is not None and line.damaged:
-        # Repair damaged columns from the provider's data, so that the instance's cost can be counted again.
+        # Replace damaged columns with the provider's data, so that the instance's cost can be counted again.
         line = at_its_rate(home, line, instance)
         home.ledger.update(line.mark, created_at=line.created_at, offer=line.offer, account=line.account)
     known = line or _forgotten(instance, home.world.now())
@@ -312,7 +311,7 @@ def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> list
 
 
 def _note_unknown(home: Home, instance: Instance) -> None:
-    """Record an unknown instance, under its run and limit if the run's documents are here, else without a run."""
+    """Record an instance that is not in the ledger: with its run and limit if they are known here, or without a run."""
     found = remembered(home, instance)
     if found is None:
         home.ledger.adopt(_forgotten(instance, home.world.now()))
@@ -322,12 +321,12 @@ def _note_unknown(home: Home, instance: Instance) -> None:
 
 
 def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:
-    """Write the receipt once nothing is left of the instance. Otherwise, return sentences that say what is left."""
+    """Write the receipt if nothing is left of the instance. Otherwise, return sentences that say what is left."""
     assert line.created_at is not None, line
     if line.instance_id is None and home.world.now() - line.created_at < CREATE_GRACE_S:
         return []  # the create call may be in progress in another process
     if home.world.is_locked(home.launch_lock(line.mark)):
-        return []  # the launch is still waiting for the instance, and destroys it on timeout
+        return []  # the launch is still waiting for the instance, and destroys it if it does not start in time
     try:
         check_account(home, provider, line)
     except OtherAccount as exc:
@@ -335,14 +334,14 @@ def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:
         return [say(exc)]
     if not is_absent(provider, home, line.mark, line.instance_id):
         return []
-    # Resources created for this attempt are useless now, and a volume would keep billing.
+    # Resources created for this attempt are no longer needed, and a volume would keep billing.
     left = end_resources(provider, line.mark)
     if left:
         home.ledger.update(line.mark, note=left)
         return [f"{line.mark} has ended, but {left}"]
     if line.instance_id is None:
-        # The instance may have run and ended unseen, so look for a heartbeat. If the store cannot be read, this raises
-        # an error, and the line stays open.
+        # The instance may have run and ended without ever being listed, so look for a heartbeat. If the store cannot be
+        # read, this raises an error, and the line stays open.
         beat = last_beat(home, line)
         receipt(home, line, None, "never seen at the provider" if beat is None else "seen only through its heartbeats")
     else:
@@ -355,7 +354,7 @@ def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:
 def _forgotten(instance: Instance, now: float) -> LedgerLine:
     """Return a line for an instance that is not in the ledger.
 
-    The attempt number comes from the end of the mark. The run id in the mark may be shortened, so it is not used.
+    The attempt number is taken from the end of the mark. The run id in the mark is not used: it may be truncated.
     """
     number = instance.mark.rsplit("-", 1)[-1]
     return LedgerLine(
@@ -377,7 +376,7 @@ def _forgotten(instance: Instance, now: float) -> LedgerLine:
 def _refresh_runs(home: Home, runs: list[RunRow], by: float) -> list[str]:
     """Update the runs from their stores. Remote stores are read in parallel with a deadline, like the providers.
 
-    Without a deadline, retries at one store would keep the guard from enforcing limits. The parallel part only reads,
+    Without a deadline, retries for one store could keep the guard from enforcing limits. The parallel part only reads,
     because a response that arrives after the deadline must not change anything.
     """
     lines = home.ledger.lines_of(run.id for run in runs)
@@ -398,9 +397,9 @@ def _refresh_runs(home: Home, runs: list[RunRow], by: float) -> list[str]:
 
 
 def _read_run(home: Home, run: RunRow, lines: list[LedgerLine]) -> Lease | RunReports | str | None:
-    """Return the newest lease if a different owner holds it, otherwise the run's reports.
+    """Return the newest lease if another owner holds it, otherwise the run's reports.
 
-    Returns a sentence if the reports cannot be read, and None if there are no reports yet.
+    If the reports cannot be read, return a sentence that says so. If there are no reports yet, return None.
     """
     if all(line.created_at is None for line in lines):  # nothing was written yet, and there may be no store
         return None
@@ -427,10 +426,11 @@ def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | R
         _note_unsaved(home, run, last, found)
     elif found is not None and found.outcome is not None:
         outcome = found.outcome
-        # `homing watch` exits with this code. A requested stop is not a failure, and a limit has its own code.
+        # `homing watch` exits with this code. A requested stop is not a failure, and reaching a limit has its own code.
         code = LimitReached.exit_code if found.is_limit else int(outcome.state == "failed")
-        ended_at = min(outcome.t or now, now)  # the instance's clock may be ahead, and the guard counts from this time
-        # An instance that home destroys gets the same signal as one that is preempted.
+        # The guard waits from this time on, so it must not be in the future. The instance's clock may be ahead.
+        ended_at = min(outcome.t or now, now)
+        # An instance that is destroyed from here gets the same signal as one that is preempted.
         is_cut = outcome.is_preempted or found.is_unasked
         is_taken = is_cut and last is not None and not home.ledger.is_destroy_asked(last.mark)
         reason = f"{PREEMPTED}{outcome.reason}" if is_taken else outcome.reason
@@ -447,7 +447,7 @@ def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | R
 
 
 def _is_as_noted(run: RunRow, found: RunReports) -> bool:
-    """Return True if the ledger already has the state of a running run (the usual case), so that no write is needed."""
+    """Return True if the run has no outcome yet and the ledger already has its state, so that no write is needed."""
     return found.outcome is None and found.heartbeat is not None and _reported_state(found.heartbeat) == run.state
 
 
@@ -458,8 +458,8 @@ def _reported_state(beat: Heartbeat) -> str:
 def _note_unsaved(home: Home, run: RunRow, last: LedgerLine | None, found: RunReports) -> None:
     """Mark a run as lost if its final model was never verified in the store and its machine has given up or is gone.
 
-    Such a run has trained all its steps. While its machine is still pushing, the run is not done. After that, the work
-    since the newest checkpoint is lost.
+    Such a run has trained all its steps. It is not done while its machine is still pushing. If the machine ends without
+    a verified push, the work since the newest checkpoint in the store is lost.
     """
     is_gone = last is not None and last.destroyed_at is not None
     has_given_up = found.heartbeat is not None and found.heartbeat.state in ("kept", "ending", "ended")
@@ -472,8 +472,8 @@ def _note_unsaved(home: Home, run: RunRow, last: LedgerLine | None, found: RunRe
 def _write_records(home: Home, problems: list[str], by: float) -> list[str]:
     """Update the records of live and recently ended runs. Older records are up to date, or their store is gone.
 
-    The lease is read first, from remote stores in parallel with a deadline, so that a store that hangs is not written
-    to.
+    The leases are read first, from remote stores in parallel and with a deadline, so that nothing is written to a store
+    that does not answer.
     """
     failed, now = [], home.world.now()
     worth = home.ledger.recorded_runs(since=now - _RECORD_S)
@@ -494,7 +494,7 @@ def _write_records(home: Home, problems: list[str], by: float) -> list[str]:
 
 
 def _is_late(home: Home, run: RunRow, own: list[LedgerLine], problems: list[str]) -> bool:
-    """Return True if the record in the store is behind the ledger and the store was readable a moment ago."""
+    """Return True if the run's record in the store is outdated and no problem with reading the store was reported."""
     if run.state in (ADOPTED, "launching") or any(problem.startswith(unread(run)) for problem in problems):
         return False
     try:
@@ -504,7 +504,7 @@ def _is_late(home: Home, run: RunRow, own: list[LedgerLine], problems: list[str]
 
 
 def _lease_of(home: Home, run: RunRow) -> Lease | None:
-    """Return the newest lease. If it is unreadable, raise IntegrityError, which does not block other runs' records."""
+    """Return the newest lease. Raises IntegrityError if it is unreadable, which affects only this run's record."""
     try:
         return newest(home.store_of(run), run.id)
     except WireError as exc:

@@ -1,6 +1,6 @@
-"""Checks which account rented an instance. A key cannot see other accounts' instances, but these may still bill.
+"""Checks which account rented an instance. A key cannot see other accounts' instances, which may still be billing.
 
-    check_account   before an instance counts as gone: raises OtherAccount, or the provider's error
+    check_account   called before an instance counts as gone: raises OtherAccount, or the provider's error
     note_account    records that an instance visible to a key is in that key's account
     check_own       makes sure that a guard resumes a run only in the account where the run started
     vouch           records the user's assurance that this key belongs to the account that rented the instance
@@ -66,8 +66,8 @@ def note_account(
 ) -> None:
     """Record the account of instances that this key can see, unless the provider's name for it is already recorded.
 
-    These instances are visible and alive, so this is not urgent, and a guard has more important work. So one request is
-    made for all of them, with a deadline, and a provider that did not answer is not queried again for a while.
+    This is not urgent, because these instances are visible, and a guard has more important work. So one request is sent
+    for all of them, with a deadline. If the provider does not answer, it is not queried again for a while.
     """
     unsure = [line for line in lines if line.account is None or line.account.startswith(KEY_ACCOUNT)]
     now, since = home.world.monotonic(), home.unanswered_at.get(provider.name)
@@ -84,7 +84,7 @@ def note_account(
 
 
 def check_own(home: Home, provider_name: str, lines: Sequence[LedgerLine]) -> None:
-    """Raise OtherAccount if this key is from a different account, because no user is present to agree to pay there."""
+    """Raise OtherAccount if this key belongs to another account, because no user is present to agree to pay from it."""
     before = [line for line in lines if line.provider == provider_name and line.account is not None]
     if not before:
         return
@@ -100,10 +100,10 @@ def check_own(home: Home, provider_name: str, lines: Sequence[LedgerLine]) -> No
 
 
 def accounts_unseen(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
-    """Return a sentence for each provider with accounts in the ledger that the current keys do not cover.
+    """Return a sentence for each provider with accounts in the ledger that the current key does not belong to.
 
-    Resources that the user keeps in such an account continue to bill, and no list shows them. A changed key alone does
-    not mean a different account.
+    Resources that the user keeps in such an account continue to bill, but no list shows them. A new key alone does not
+    mean a different account.
     """
     rented: dict[str, set[str]] = {}
     for line in lines:
@@ -114,14 +114,16 @@ def accounts_unseen(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
         is_known = isinstance(here, str) and not here.startswith(KEY_ACCOUNT)
         others = sorted(rented[name] - {here}) if is_known else []
         if others:
-            notes.append(f"{name}: the current key is from {here} and cannot list what is kept in {', '.join(others)}.")
+            kept = ", ".join(others)
+            notes.append(f"{name}: the current key belongs to {here}, so it cannot list anything kept in {kept}.")
     return notes
 
 
 def vouch(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
-    """Set the account of these lines to this key's account, as the user confirmed; return the changes as sentences.
+    """Set these lines' account to this key's account, as confirmed by the user. Return the changes as sentences.
 
-    If the provider or the ledger fails, the line stays unchanged and a warning says so. The destroy is still attempted.
+    If the provider or the ledger fails, the line stays unchanged and the result contains a warning. The caller still
+    tries to destroy the instance.
     """
     notes = []
     for line in lines:
@@ -166,7 +168,7 @@ def _is_unreported(rented: str, here: str) -> bool:
 
 
 def _rented(home: Home, line: LedgerLine) -> str | None:
-    """Return the line's account from the ledger, or the one read earlier if the ledger is unreadable (full disk)."""
+    """Return the line's account from the ledger, or from `line` if the ledger cannot be read (full disk)."""
     with contextlib.suppress(HomingError):
         return home.ledger.account(line.mark) or line.account
     return line.account

@@ -40,8 +40,8 @@ __all__ = [
     "say_figures",
 ]
 
-STALE_S = 60.0  # a heartbeat older than this counts as stale, unless the store's write interval explains it
-BY_REWARD = "rl"  # the phase in which the loss is meaningless
+STALE_S = 60.0  # a heartbeat counts as stale if it is older than this plus twice the store's write interval
+BY_REWARD = "rl"  # the phase in which the reward is shown, because the loss is meaningless
 _PASS = "val_pass_at_"
 
 
@@ -54,7 +54,7 @@ class Status:
     heartbeat_age_s: float | None
     problem: str = ""
     at: float = 0.0  # the time at which this status was read
-    phases: tuple[str, ...] = ()  # phases of the run, in order; empty if its run.json is not at home
+    phases: tuple[str, ...] = ()  # the run's phases, in order; empty if its run.json is not on this computer
     steps: Mapping[str, int] = field(default_factory=dict)  # planned steps by phase
 
     @property
@@ -67,7 +67,7 @@ class Status:
 
     @property
     def is_silent(self) -> bool:
-        """Return True if the run is live in the ledger but its heartbeat is too old for the store's write interval."""
+        """Return True if the run is live in the ledger but its heartbeat is stale (see STALE_S)."""
         late_s = STALE_S + 2 * pace_of(self.run.store)
         return self.run.is_live and self.heartbeat_age_s is not None and self.heartbeat_age_s > late_s
 
@@ -98,10 +98,10 @@ class Status:
 
 
 def check_interval(every_s: float, flag: str = "--every") -> float:
-    """Return the interval if it is valid, else raise UsageError. `flag` is the option that set it."""
+    """Return the interval if it is valid, otherwise raise UsageError. `flag` is the option that sets it."""
     if not 1 <= every_s <= 86400:
         raise UsageError(
-            what=f"{flag}: invalid interval: {every_s:g} s.",
+            what=f"Invalid interval for {flag}: {every_s:g} s.",
             why="Use a value from 1 second to 1 day.",
             fix=f"For example: {flag} 30",
         )
@@ -109,7 +109,7 @@ def check_interval(every_s: float, flag: str = "--every") -> float:
 
 
 def look(home: Home, run: RunRow, lines: list[LedgerLine] | None = None) -> Status:
-    """Read the ledger and the store. An unreadable store is reported in `problem`, not as empty data.
+    """Read the run's status from the ledger and the store. If the store cannot be read, `problem` says so.
 
     `lines` are the run's attempts, if the caller has just read them.
     """
@@ -137,11 +137,11 @@ def _steps(home: Home, run: RunRow) -> dict[str, int]:
 
 
 def newest_beat(status: Status, metric: Metric | None) -> Heartbeat | None:
-    """Return the heartbeat updated with the newest metric, which may be newer by up to one heartbeat interval."""
+    """Return the heartbeat, updated with the newest metric if that is newer (by up to one heartbeat interval)."""
     beat = status.reports.heartbeat if status.reports else None
     if beat is None or metric is None:
         return beat
-    # Steps of different phases cannot be compared, but their times can.
+    # Steps in different phases cannot be compared, but times can.
     is_older = metric.step < beat.step if beat.phase in ("", metric.phase) else metric.t < beat.t
     if is_older:
         return beat
@@ -197,7 +197,7 @@ def figures_of(home: Home, run: RunRow, beat: Heartbeat | None) -> dict[str, flo
 
 
 def newest_figures(metrics: Iterable[Metric]) -> dict[str, float]:
-    """Merge the metrics in order. The values of an evaluation stay until the next one."""
+    """Merge the metrics in order. The values from an evaluation are kept until the next one."""
     figures: dict[str, float] = {}
     for metric in metrics:
         figures |= metric.more
@@ -205,14 +205,14 @@ def newest_figures(metrics: Iterable[Metric]) -> dict[str, float]:
 
 
 def say_figures(figures: Mapping[str, float]) -> list[str]:
-    """Format known figures: `reward 0.250`, and for the last evaluation `held-out pass@1 0.100, pass@4 0.300`."""
+    """Format the figures, such as `reward 0.250` or (for an evaluation) `held-out pass@1 0.100, pass@4 0.300`."""
     said = [f"reward {figures['reward']:.3f}"] if "reward" in figures else []
     passed = sorted((int(name[len(_PASS) :]), share) for name, share in figures.items() if name.startswith(_PASS))
     return said + ([f"held-out {', '.join(f'pass@{k} {share:.3f}' for k, share in passed)}"] if passed else [])
 
 
 def how_far(seen: Heartbeat | Metric, phases: Sequence[str], figures: Mapping[str, float] | None = None) -> list[str]:
-    """Return the known parts of the status line that come from the trainer, for rented and local runs alike."""
+    """Return the parts of a status line that come from the trainer, as far as known, for rented and local runs."""
     parts = []
     if len(phases) > 1 and seen.phase in phases:
         parts.append(f"{seen.phase} {phases.index(seen.phase) + 1}/{len(phases)}")
@@ -232,10 +232,9 @@ def how_far(seen: Heartbeat | Metric, phases: Sequence[str], figures: Mapping[st
 
 
 def reached(status: Status, beat: Heartbeat) -> Heartbeat:
-    """Return the heartbeat, advanced to the last step that the trainer reported when it ended.
+    """Return the heartbeat with the step and phase from the trainer's outcome, if that is further along.
 
-    A heartbeat takes its step and phase only from metrics lines. These are written every few steps, and the first line
-    may be missing.
+    A heartbeat takes its step and phase only from metrics lines, which are written only every few steps.
     """
     outcome = status.reports.outcome if status.reports else None
     if outcome is None:

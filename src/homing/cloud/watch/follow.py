@@ -1,10 +1,10 @@
-"""Watches a run: turns heartbeats, metrics and events into reports for the user, until the run ends.
+"""Watches a run: turns its heartbeats, metrics and events into reports for the user, until the run ends.
 
     store --poll--> Report(head | line | event | sample | alert | problem)  ...  Report(end)
 
-A failed poll is reported once and retried. Watching also guards the run: it makes the same pass over this run as
-`homing guard`, which ends it at its limit and relaunches it after a preemption. Ending the watch does not affect the
-run.
+A failed poll is reported once and retried. Watching also guards the run: it makes the same passes as `homing guard`,
+but only over this run. They end it at its limit and relaunch it after a preemption. When the user stops watching, the
+run continues.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ __all__ = ["DEFAULT_EVERY_S", "Report", "watch"]
 
 T = TypeVar("T")
 DEFAULT_EVERY_S = 10.0
-_POLL_S = 2.0  # seconds between checks for the end, whatever the interval between lines
-_BLIND_S = 300.0  # how long to wait for an unreadable store once no instance of the run bills
+_POLL_S = 2.0  # maximum seconds between polls, however long the interval between printed lines
+_BLIND_S = 300.0  # how long to wait for an unreadable store once the run has no billing instance
 _REFRESH_S = 10.0  # seconds between queries to the provider
 
 
 def watch(home: Home, run: RunRow, *, every_s: float = DEFAULT_EVERY_S) -> Iterator[Report]:
-    """Yield reports, the last one of kind `end`; raises StillBilling if the instance cannot be confirmed gone."""
+    """Yield reports, the last of which has kind `end`. Raises StillBilling if an instance is not confirmed gone."""
     return _Watch(home, run, check_interval(every_s)).reports()
 
 
@@ -52,9 +52,9 @@ class _Watch:
         self.home, self.run, self.every_s = home, run, every_s
         self.store = home.store_of(run)
         self.feed = EventFeed(self.store, run.id)
-        self.headed = ""  # the mark of the machine in the last `head` report
+        self.headed = ""  # mark of the machine that the last `head` report was about
         self.interrupted_by = ""
-        self.plans: dict[str, Planned | None] = {}  # mark -> the plan for that machine
+        self.plans: dict[str, Planned | None] = {}  # maps the mark of a machine to the plan for it
         self.last_line = ""
         self.last_shown: tuple[str, int] | None = None  # phase and step of the last line shown
         self.problem = self.lost_problem = ""
@@ -90,7 +90,7 @@ class _Watch:
             self.refresh_due = now + _REFRESH_S
             yield from self._guard()
         if any(text.startswith(unread(self.run)) for text in self.refresh_problems):
-            return  # the guard pass reported it; do not wait for the store again, because a watch is also a guard
+            return  # already reported; do not wait for the store again, because this process must also enforce limits
         status = look(self.home, self.run)
         if status.problem:
             raise StoreError(status.problem)
@@ -169,7 +169,7 @@ class _Watch:
             yield Report("line", line, self._line_data(status))
 
     def _plan(self, status: Status) -> Planned | None:
-        """Return the plan for the current machine, which is computed only once."""
+        """Return the plan for the current machine. It is computed only once per machine."""
         mark = status.lines[-1].mark if status.lines else ""
         if mark not in self.plans:
             self.plans[mark] = planned(self.home, self.run)
@@ -213,17 +213,17 @@ class _Watch:
         if run is None or run.is_live or open_lines(self.home, run):
             return False
         if run.is_interrupted and self.interrupted_by != run.reason:
-            # Another process may have noticed the end before our own pass did, so check once more whether the run can
-            # resume.
+            # Another process may have noticed the end before our own guard pass, so make another pass, which may resume
+            # the run.
             self.interrupted_by, self.refresh_due = run.reason, self.home.world.monotonic()
             return False
         self.run = run
         return True
 
     def _check_lost(self) -> Iterator[Report]:
-        """End the watch if the ledger has lost the run and no instance of it bills.
+        """Raise IntegrityError, which ends the watch, if the ledger has lost the run and it has no billing instance.
 
-        If a provider still shows an instance, the next pass restores its line and limit. Providers that do not answer
+        If a provider still lists an instance, the next pass restores its line and limit. Providers that do not answer
         are queried again.
         """
         now = self.home.world.monotonic()
@@ -240,15 +240,15 @@ class _Watch:
             return
         lost = dataclasses.replace(read_lost(self.home, self.run.id), store=self.run.store)
         raise IntegrityError(
-            what=f"{self.run.id} disappeared from the ledger, and no provider lists an instance of it.",
-            why=f"{self.home.path / LEDGER} was removed or replaced while the run was watched.",
+            what=f"{self.run.id} disappeared from the ledger, and no provider lists an instance for it.",
+            why=f"{self.home.path / LEDGER} was removed or replaced while you were watching the run.",
             fix=f"Restore the run from its store: {lost.adopt}",
         )
 
     def _check_blind(self) -> None:
-        """End the watch if no instance of the run bills and its store has been unreadable for a while.
+        """Raise StoreError, which ends the watch, if no instance bills and the store has been unreadable for a while.
 
-        Only the store records how the run ended, and it may never become readable again.
+        Only the store shows how the run ended, and it may never become readable again.
         """
         blind = next((text for text in [*self.refresh_problems, self.problem] if _is_unread(text, self.run)), "")
         now = self.home.world.boottime()
@@ -258,7 +258,7 @@ class _Watch:
         self.blind_since = now if self.blind_since is None else self.blind_since
         if now - self.blind_since >= _BLIND_S:
             raise StoreError(
-                what=f"The instance of {self.run.id} is gone, and it is unknown how the run ended.",
+                what=f"The instance that ran {self.run.id} is gone, and it is unknown how the run ended.",
                 why=blind,
                 fix=f"Make the store readable, then: homing status {self.run.name}",
             )
@@ -268,7 +268,7 @@ class _Watch:
         status = look(self.home, self.run)
         try:
             yield from self._new_reports(status)
-            # The spend has changed in the meantime, but the caller prints it anyway, so only a new step needs a line.
+            # Print another line only if the step is new. The spend has changed too, but the caller prints it anyway.
             if not self.last_line or self.last_shown != _where(status, self._beat(status)):
                 self.line_due = self.home.world.monotonic()
                 yield from self._line(status, self.line_due)

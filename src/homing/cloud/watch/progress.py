@@ -1,7 +1,7 @@
 """Computes the progress of a run: what is done, how much longer it will train, and what it will cost in total.
 
 current phase                                   from the trainer's own estimate in its heartbeat
-later phases, and bringing the results home     from the plan for the current machine
+later phases, final push and end of billing     from the plan for the current machine
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ __all__ = ["Ahead", "Planned", "ahead", "planned", "planned_usd", "progress_line
 @dataclass(frozen=True)
 class Planned:
     rate_usd_per_hour: Decimal
-    # seconds for boot and start, for each phase by name, and for bringing the results home
+    # seconds for boot and start, for each phase by name, and for pushing the results and ending billing
     parts: list[tuple[str, float]]
 
 
 @dataclass(frozen=True)
 class Ahead:
-    eta_s: float  # seconds until training ends, for all phases or only the current one if later ones are unknown
+    eta_s: float  # seconds until all phases end, or only the current one if the time for later ones is unknown
     is_whole: bool = True
     end_usd: Decimal | None = None  # total spend when billing ends; None if unknown
 
 
 def planned(home: Home, run: RunRow) -> Planned | None:
-    """Return the current plan for the machine of the newest attempt, or None if the run's documents are not at home."""
+    """Return the plan for the newest attempt's machine, or None if the run's documents are not on this computer."""
     folder = home.run_dir(run.id)
     try:
         resolved = codec.loads(Run, home.world.read(folder / file_names.RUN))
@@ -54,12 +54,12 @@ def planned(home: Home, run: RunRow) -> Planned | None:
 
 
 def planned_usd(home: Home, run: RunRow, phases: Sequence[str]) -> Decimal | None:
-    """Return the planned cost of these phases on the run's machine, or None if the run's files are not at home."""
+    """Return the planned cost of these phases on the run's machine, or None if the run's files are not here."""
     return _planned(home, run, lambda parts: [seconds for name, seconds in parts if name in phases])
 
 
 def trip_usd(home: Home, run: RunRow) -> Decimal | None:
-    """Return the planned cost of one attempt apart from its phases: booting, starting, pushing the result, ending."""
+    """Return the planned cost of an attempt outside its phases: boot, start, pushing the results and ending billing."""
     return _planned(home, run, lambda parts: [parts[0][1], parts[-1][1]])
 
 
@@ -83,11 +83,11 @@ def ahead(status: Status, beat: Heartbeat | None, plan: Planned | None) -> Ahead
 
 
 def to_finish(status: Status) -> Decimal | None:
-    """Return the cost of the rest of the current phase, by the trainer's own estimate, or None if it is unknown."""
+    """Return the cost of finishing the current phase, from the trainer's own estimate, or None if it is unknown."""
     beat = status.reports.heartbeat if status.reports else None
     if beat is None or not status.lines:
         return None
-    # If the run is landing, use the time to the planned end of the phase, because a landing stops before that.
+    # If the run is landing (ending early), use the time to the planned end of the phase, which it will not reach.
     seconds = beat.eta_s if beat.end_step is None else beat.plan_s
     return None if seconds is None else meter.cost(Decimal(status.lines[-1].rate_usd_per_hour), seconds)
 
@@ -98,10 +98,10 @@ def progress_line(
     figures: Mapping[str, float] | None = None,
     plan: Planned | None = None,
 ) -> str:
-    """Return one line, always in this order: phase, step, loss (in rl the reward), speed, cost, time left.
+    """Return a progress line with, in this order: phase, step, loss (in rl the reward), speed, cost, time left.
 
-    The cost is never left out. With `plan`, the time left and the final cost cover all phases. If the run is not
-    training, its state replaces the time.
+    Only the cost is always shown. With `plan`, the time left and the final cost cover all phases. If the run is not
+    training, its state is shown instead of the time.
     """
     beat = None if beat is None else reached(status, beat)
     parts = [] if beat is None else how_far(beat, status.phases, figures)
@@ -120,7 +120,7 @@ def progress_line(
 
 
 def _at_the_end(status: Status, found: Ahead | None) -> str:
-    """Return the predicted final cost. It may exceed the limit until the trainer notices and lands within it."""
+    """Return the predicted final cost. It may exceed the limit until the trainer notices and plans to end early."""
     if found is None or found.end_usd is None:
         return ""
     is_over = status.limit_usd is not None and found.end_usd > status.limit_usd

@@ -3,8 +3,8 @@
     events.jsonl, metrics.jsonl, samples/ --EventFeed.reports--> Report(event | sample | alert), in order
     logs of trainer, agent and sync       --read_log, follow-->  lines
 
-The directory of a rented run is in the store, and the directory of a run trained on this computer is in the home. The
-feed uses no clock and no provider, and gets costs only from the ledger's lines. A followed log loses no lines while
+The directory of a rented run is in the store; that of a run trained on this computer is in $HOMING_HOME. The feed uses
+no clock and no provider, and gets costs only from the ledger's lines. A log that is being followed loses no lines while
 the store is unreachable.
 """
 
@@ -43,7 +43,7 @@ _FIRST_EVENTS = 20  # how many past events to show when a watch begins
 _FIRST_SAMPLES = 5
 _FIRST_VALIDATIONS = 5
 PROGRAMS = ("trainer", "agent", "sync")
-LAST_PUSH_S = 180.0  # how long after the end of a run to wait for its last lines
+LAST_PUSH_S = 180.0  # how long to wait for the last log lines after a run has ended
 _EVERY_S = 2.0
 
 
@@ -56,7 +56,7 @@ class Report:
 
 class EventFeed:
     def __init__(self, store: Store, run_id: str, *, is_curve: bool = False) -> None:
-        """If `is_curve`, collect the metrics for a curve of the whole run, else only for its current state."""
+        """Read a run's output. With `is_curve`, keep the metrics for a curve of the whole run, not just the newest."""
         self._store, self._run_id = store, run_id
         self._events = Tail(store, run_key(run_id, file_names.EVENTS))
         self._metrics = MetricLog(store, run_key(run_id, file_names.METRICS), is_curve=is_curve)
@@ -66,12 +66,12 @@ class EventFeed:
         self._times: dict[str, float] = {}  # times of the samples, by path
         self._is_first = True
         self.metric: Metric | None = None  # the newest metric with a loss
-        self.first: dict[str, Metric] = {}  # phase -> its first metric with a meaningful loss
-        self.measured: dict[str, Metric] = {}  # phase -> the metric of its last evaluation
-        self.figures: dict[str, dict[str, float]] = {}  # phase -> the metrics that only this phase has
+        self.first: dict[str, Metric] = {}  # maps a phase to its first metric with a meaningful loss
+        self.measured: dict[str, Metric] = {}  # maps a phase to the metric of its last evaluation
+        self.figures: dict[str, dict[str, float]] = {}  # maps a phase to the metrics that only this phase has
 
     def copy(self) -> EventFeed:
-        """Return a copy to read with, so that the original is unchanged if reading fails halfway or takes too long."""
+        """Return a copy to use for reading. The original stays unchanged if reading fails halfway or takes too long."""
         made = copy.copy(self)
         made._events, made._metrics = copy.copy(self._events), copy.copy(self._metrics)
         made._samples, made._reported, made._times = set(self._samples), set(self._reported), dict(self._times)
@@ -80,17 +80,17 @@ class EventFeed:
         return made
 
     def reports(self, lines: Sequence[LedgerLine] = (), now: float = 0.0) -> Iterator[Report]:
-        """Yield reports since the last call, in the order they happened.
+        """Yield what has happened since the last call, in order, as reports.
 
-        `lines` are the attempts of a rented run. `now` is the time until which the last of them has accrued costs.
+        `lines` are a rented run's attempts. `now` is the time up to which their costs are computed.
         """
-        # A watch of a resumed run reports each earlier attempt in one line.
+        # When a watch of a resumed run begins, each earlier attempt is reported in one line.
         since = lines[-1].intent_at if self._is_first and len(lines) > 1 else -math.inf
         found = [*self._new_metrics(since), *self._new_events(lines, since, now)]
         yield from (report for _, report in sorted([*found, *self._new_samples(since)], key=lambda pair: pair[0]))
 
     def learned(self) -> str:
-        """Summarize the newest phase, as in `loss 6.419 at step 10, 4.520 at step 150, held-out 4.608`, or ""."""
+        """Summarize the newest phase: `loss 6.419 at step 10, 4.520 at step 150, held-out 4.608`, or "" if unknown."""
         last = self.metric
         first = self.first.get(last.phase) if last is not None else None
         if first is None or last is None or first.step == last.step:
@@ -104,12 +104,12 @@ class EventFeed:
         if since > -math.inf:
             yield from self._past(events, lines, now)
             events = [event for event in events if event.t >= since]
-        if self._is_first:  # show only the last few past events, without file transfers
+        if self._is_first:  # of the past events, show only the last few, and no file transfers
             events = [event for event in events if event.source != "sync"][-_FIRST_EVENTS:]
         self._is_first = False
         for place, event in enumerate(events):
             mark = _mark(event)
-            if mark in self._reported:  # a new attempt's file starts with the events of earlier attempts
+            if mark in self._reported:  # a new attempt's file also contains the events of earlier attempts
                 continue
             self._reported.add(mark)
             if event.kind == "sampled":
@@ -139,7 +139,7 @@ class EventFeed:
             yield line.intent_at, Report("event", said, data)
 
     def _is_passed(self, event: Event, later: Sequence[Event]) -> bool:
-        """Return True if a later event reports progress or the end of this evaluation: only the newest is shown."""
+        """Return True if a newer event reports this evaluation's progress or end, because only the newest is shown."""
         last = self.measured.get(event.phase)
         is_over = last is not None and last.step >= (event.step or 0)
         return is_over or any(each.kind == _EVALUATING for each in later)
@@ -147,7 +147,7 @@ class EventFeed:
     def _new_samples(self, since: float) -> Iterator[tuple[float, Report]]:
         prefix = run_key(self._run_id, file_names.SAMPLES) + "/"
         entries = self._store.list(prefix)
-        if not self._samples:  # show only the last few past samples, because a long run has hundreds
+        if not self._samples:  # of the past samples, show only the last few, because a long run has hundreds
             self._samples.update(entry.key for entry in entries[:-_FIRST_SAMPLES])
         if since > -math.inf:
             self._samples.update(entry.key for entry in entries if self._sampled_at(entry.key[len(prefix) :]) < since)
@@ -182,7 +182,7 @@ def _mark(event: Event) -> tuple[float, str, str, str]:
 
 
 def _late(event: Event, lines: Sequence[LedgerLine]) -> str:
-    """Return a prefix for an event of an earlier attempt that arrives during a later attempt, else ""."""
+    """Return the prefix for an event from an earlier attempt that arrives during a later one, otherwise ""."""
     if len(lines) < 2 or event.source == "home" or event.t >= lines[-1].intent_at:
         return ""
     of = [line.attempt for line in lines if line.intent_at <= event.t]
@@ -190,7 +190,7 @@ def _late(event: Event, lines: Sequence[LedgerLine]) -> str:
 
 
 def _dollars(event: Event, lines: Sequence[LedgerLine]) -> str:
-    """Return a sentence with the cost of finishing the plan, because the trainer itself knows only the time."""
+    """Return a sentence with the cost of finishing the plan, because the trainer's own event contains only the time."""
     needs_s = event.data.get("needs_s")
     if event.source != "trainer" or not isinstance(needs_s, float) or not lines:
         return ""
@@ -201,7 +201,7 @@ def _dollars(event: Event, lines: Sequence[LedgerLine]) -> str:
 def _validation(metric: Metric) -> str:
     at = f"validation at step {metric.step:,}: "
     held_out = {name: value for name, value in metric.more.items() if name.startswith("val_")}
-    if "val_reward" in held_out:  # in rl, the loss is just pass_reward minus the reward
+    if "val_reward" in held_out:  # in rl, show the reward, because the loss is just pass_reward minus the reward
         return at + ", ".join([f"reward {held_out['val_reward']:.3f}", *say_figures(held_out)])
     bits = metric.val_bits_per_byte
     return f"{at}loss {metric.val_loss:.3f}" + (f", {bits:.3f} bits per byte" if bits is not None else "")
@@ -219,7 +219,7 @@ def follow(
 ) -> Iterator[str]:
     """Yield log lines until the run has ended and its output is in the store.
 
-    The outcome may arrive in the store before the last log lines do.
+    This may take a while after the end, because the last log lines may arrive in the store after the outcome.
     """
     ended_at: float | None = None
 
@@ -239,10 +239,10 @@ def follow(
 
 
 def follow_tail(tail: Tail, ask: Callable[[], bool], world: World, notify: Callable[[str], None]) -> Iterator[str]:
-    """Yield lines until `ask` returns True. The file offset survives failed reads, so no line is lost or repeated."""
+    """Yield lines until `ask` returns True. A failed read keeps the file offset, so no line is lost or repeated."""
     said = ""
     while True:
-        # Call `ask` before the last read, so that everything written before the end is read.
+        # Call `ask` before reading, so that the last read includes everything that was written before the end.
         is_over = False
         try:
             is_over = ask()
@@ -268,7 +268,7 @@ def _is_pushing(home: Home, run: RunRow) -> bool:
 
 
 def boot_log(home: Home, run: RunRow) -> str:
-    """Return the boot output from the mailbox or the provider. If the instance died early, there is no other log."""
+    """Return the boot log, from the store or the provider. If the instance died early, there is no other log."""
     with contextlib.suppress(StoreError):
         return home.store_of(run).read(run_key(run.id, file_names.LOGS, "boot.log")).decode("utf-8", "replace")
     lines = [line for line in home.ledger.lines(run.id) if line.instance_id is not None]
