@@ -2,7 +2,7 @@
 
     list_owned of all providers  ->  open lines get state and spend; an instance that ended on its own gets its receipt
                                      an instance without a line, or with a closed line, gets an open line
-    heartbeat, outcome           ->  the run's state; the lease: whether a different home has adopted it
+    heartbeat, outcome           ->  the run's state; the lease: whether another computer has adopted it
     changes                      ->  the run's record in its store
 
 If a provider or store cannot be queried, the problem is reported and no instance counts as gone, because its state is
