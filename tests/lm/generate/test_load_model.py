@@ -81,7 +81,7 @@ def test_a_folder_that_lacks_a_file_is_refused_by_its_name(checkpoint: Path, nam
 
 
 def test_a_folder_that_is_not_there_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="No checkpoint at"):
+    with pytest.raises(DataError, match="There is no checkpoint at"):
         load_for_use(tmp_path / "nothing")
 
 

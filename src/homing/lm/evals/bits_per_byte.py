@@ -48,7 +48,7 @@ class Evaluation:
     loss: float  # nats per target, lower is better; NaN or infinite if the model diverged
     bits_per_byte: float | None  # None if the targets have no bytes
     num_tokens: int
-    more: dict[str, float] = field(default_factory=dict)  # extra metrics of the phase, by their name in metrics.jsonl
+    more: dict[str, float] = field(default_factory=dict)  # the phase's extra metrics, by name in metrics.jsonl
 
     is_in_nats: bool = True  # False if the loss is not in nats; then there is no perplexity
     exam: str = ""  # identifies the random subset that was evaluated; losses on different subsets cannot be compared
@@ -112,7 +112,7 @@ class Bigram:
 
 
 def bigram_entropy(data_dir: Path) -> Bigram:
-    """Return the bigram baseline on the val split of a prepared data directory."""
+    """Return the bigram baseline for the val split of a prepared data directory."""
     manifest = read_manifest(data_dir)
     train, val = (open_split(data_dir, manifest, name) for name in ("train", "val"))
     if val.num_tokens < 2:

@@ -52,7 +52,7 @@ class Text:
 def text_in_files(patterns: Sequence[str], *, text_field: str = "text") -> Text:
     """Return text from files, with one document per file, JSON line or Parquet row.
 
-    A file is split only at <|endoftext|>, or if it is very long.
+    A file is split into several documents only at <|endoftext|>, or if it is very long.
     """
     sources = find_sources(patterns, key="text").sources
 

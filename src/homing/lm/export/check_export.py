@@ -122,7 +122,7 @@ def prove(
 
 
 def need_template(opened: Opened) -> None:
-    """Raise IntegrityError if a chat model has no template, because users could not prompt it as in training."""
+    """Raise IntegrityError if a chat model has no template. Without one, users could not prompt it as in training."""
     if opened.was_taught_turns and opened.template is None:
         raise IntegrityError(
             what=f"{opened.folder} has no chat template, so its export would differ from the trained model.",

@@ -53,7 +53,7 @@ class Made:
 def export(order: Order, notify: Notify = lambda text: None) -> Made:
     if order.kind not in KINDS:
         raise UsageError(f"Unknown export format: {order.kind!r}", f"Known formats: {', '.join(KINDS)}.", "Use --to hf")
-    # Create the folder first, so that the command fails at once if --out already exists, not after minutes of loading.
+    # Create the folder first, so that the command fails at once if --out already exists, instead of after loading.
     with new_folder(order.out, force=order.force) as temporary:
         notify(f"opening {order.folder}")
         opened = open_for_export(order.folder, base=order.base, is_adapter_kept=order.kind in ("adapter", "merged"))

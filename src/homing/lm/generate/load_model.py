@@ -128,9 +128,9 @@ def _export_record(folder: Path) -> dict[str, Any]:
 def _check_present(folder: Path) -> None:
     if not folder.is_dir():
         raise DataError(
-            what=f"No checkpoint at {folder}.",
+            what=f"There is no checkpoint at {folder}.",
             why="A checkpoint is a folder that contains model.safetensors, run.json and tokenizer.json.",
-            fix="`homing fetch RUN` fetches a checkpoint; `homing runs` lists your runs.",
+            fix="Fetch a checkpoint: homing fetch RUN   List your runs: homing runs",
         )
     missing = [] if has_weights(folder) else [f"{file_names.WEIGHTS} (or {INDEX})"]
     if not (folder / file_names.RUN).is_file() and not (folder / CONFIG).is_file():
@@ -139,7 +139,7 @@ def _check_present(folder: Path) -> None:
         raise DataError(
             what=f"{folder} is not a checkpoint.",
             why=f"It does not contain {' and '.join(missing)}.",
-            fix="`homing fetch RUN` fetches a checkpoint; `homing runs` lists your runs.",
+            fix="Fetch a checkpoint: homing fetch RUN   List your runs: homing runs",
         )
     if not (folder / file_names.TOKENIZER).is_file():
         raise DataError(

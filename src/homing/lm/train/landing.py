@@ -40,11 +40,11 @@ _STEP_DOUBT = 1.03
 # Time per token in evaluation, relative to training, assumed for deadlines: there is no backward pass, but batches are
 # smaller.
 _FORWARD_SHARE = 0.5
-# The same, assumed for the estimate shown to users: there is no backward pass, which takes twice as long as the forward
-# pass.
+# Time per token in evaluation, relative to training, for the estimate shown to users: there is no backward pass, which
+# would take twice as long as the forward pass.
 _LIKELY_SHARE = 1 / 3
 _REMEMBERED = 4  # number of recent durations stored for each kind of work: evaluation, save, sampling
-_DISK_BYTES_PER_S = 50e6  # disk speed assumed until a save is measured: a slow disk, with fsync and reading back
+_DISK_BYTES_PER_S = 50e6  # assumed until a save is measured: the speed of a slow disk, with fsync and reading back
 _RAISED_S = 20.0  # a deadline that moves by more than this was changed by the user; new estimates move it less
 
 

@@ -208,7 +208,7 @@ class CheckpointManager:
             what=f"The run cannot finish: its checkpoint for step {step:,} could not be written to {self.dir}.",
             why=error.why if isinstance(error, RunFailed) else str(error),
             fix=f"Free disk space there, or lower checkpoint.keep_last to keep fewer checkpoints. "
-            f"Then run the same command again; it {after}.",
+            f"Then run the same command again: it {after}.",
         )
 
     def __enter__(self) -> CheckpointManager:

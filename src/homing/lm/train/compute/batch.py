@@ -1,4 +1,4 @@
-"""The batch of one optimizer step, and the interface through which the training loop gets the next one.
+"""Defines the batch for one optimizer step, and the interface through which the training loop gets the next one.
 
 Shapes: R rows in a step, T positions.
 
@@ -81,7 +81,7 @@ _STALLED_S = 600.0  # if the disk returns no data for this long, treat the read 
 
 
 class RowSource(Protocol):
-    """The interface of a source of training rows.
+    """The interface of a data source that provides training rows.
 
     A step consists of `rows_per_step` consecutive rows, of which each rank reads its share.
     """

@@ -37,7 +37,7 @@ __all__ = ["Card", "Passes", "Timing", "card_of", "check_graphs"]
 
 # If launching the kernels takes more than this share of a pass, assume that the GPU is waiting for the host.
 _HOST_BOUND = 0.75
-_WORTH = 0.9  # a graph is worth its memory only if it takes at most this share of the time of a plain pass
+_WORTH = 0.9  # a graph is worth its memory only if it takes at most this share of a plain pass's time
 _ROOM = 0.8  # maximum share of GPU memory that peak memory plus one more pass may need; the rest is for evaluations
 _NUM_TIMINGS = 5
 # Maximum relative difference in loss and gradients between a graph and the plain pass. Summing bf16 numbers in another
@@ -284,7 +284,7 @@ class Passes:
 
 
 class _Graph:
-    """One captured pass for one shape, with its input and output buffers."""
+    """A captured pass for micro-batches of one shape, with its input and output buffers."""
 
     def __init__(self, card: Card, model: Decoder, piece: Batch) -> None:
         rows = [tensor.clone(memory_format=torch.contiguous_format) for tensor in _tensors(piece)]

@@ -1,4 +1,4 @@
-"""Choices made for the machine: device, precision, compilation, attention kernel, micro-batch size.
+"""Makes the choices that depend on the machine: device, precision, compilation, attention kernel, micro-batch size.
 
 These choices are state, not settings, and are stored in every checkpoint. Resuming on the same kind of device reuses
 them, so that nothing changes in the middle of a run; on a different device they are made again, and an event reports
@@ -34,7 +34,7 @@ class Choices:
     precision: str
     is_compiled: bool
     attention: str  # cudnn | flash | efficient | math | auto; sdpa without CUDA; "" before pick_attention was called
-    segments: str  # attention within packed conversations: mask | flex; "" before pick_attention was called
+    segments: str  # how a packed row separates its conversations: mask | flex; "" before pick_attention was called
     micro_batch: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def _pick_micro_batch(
 
 
 def _fixed_bytes(model: Model, phase: Phase, device: torch.device) -> int:
-    """Return the GPU bytes left for a step, computed only from the GPU's size and the settings.
+    """Return how many bytes of GPU memory are left for a step, computed only from the GPU's size and the settings.
 
     The result does not depend on other processes that use the GPU, so that every start chooses the same micro-batch. It
     assumes fp32 weights with two moments each, or frozen 16-bit weights.

@@ -1,4 +1,4 @@
-"""The ranks (the processes that train one model together, one per GPU) and their communication.
+"""Implements communication between the ranks, the processes (one per GPU) that train one model together.
 
     agree           broadcast rank 0's decisions: at which step to end, whether to stop, the micro-batch size
     worst           get the maximum status code of all ranks, before all of them act on it
@@ -55,7 +55,7 @@ class Ranks:
         return self.rank == 0
 
     def agree(self, value: Value) -> Value:
-        """Return the value of rank 0, on every rank."""
+        """Return rank 0's value on every rank, by broadcasting it."""
         if self.count == 1:
             return value
         box = [value]
