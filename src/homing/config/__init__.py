@@ -1,13 +1,13 @@
 """The run file: loads what the user wrote and resolves it into run.json. Never imports torch.
 
-paths          $HOMING_HOME, presets, ./runs; NAME -> run file; which folder a run belongs to
-load           NAME or PATH, --set a.b=c and --smoke -> the resolved run
-parse          YAML, TOML or JSON -> values with the line of every key; reports all mistakes, with suggestions
-schema         every key with its description
-resolve        defaults, derived values, cross checks -> wire.run_json.Run with origins; the smoke profile
-estimate       parameters, FLOPs, steps, peak GPU memory, and what to lower if it does not fit
-weights        open weights and adapters to start from
-prepared_data  the output of `homing prep`
+home_and_run_files  $HOMING_HOME, presets, ./runs; NAME -> run file; which folder a run belongs to
+load                NAME or PATH, --set a.b=c and --smoke -> the resolved run
+parse               YAML, TOML or JSON -> values with the line of every key; reports all mistakes, with suggestions
+schema              every key with its description
+resolve             defaults, derived values, cross checks -> wire.run_json.Run with origins; the smoke profile
+estimate            parameters, FLOPs, steps, peak GPU memory, and what to lower if it does not fit
+weights             open weights and adapters to start from
+prepared_data       the output of `homing prep`
 
 Only weights.fetch_from_hub, for `model.from` and `init_from: hf:...`, accesses the network.
 """
@@ -45,7 +45,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import modules on first use: most verbs need only `home`, and the schema takes a fifth of their start-up time."""
+    """Import modules on first use, because most verbs need only `home`, and importing the schema takes long."""
     import importlib
 
     for module, inside in _MODULES.items():

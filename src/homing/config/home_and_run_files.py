@@ -1,16 +1,16 @@
-"""Local paths: the home folder, the presets, the run file for a name, and the folder that a run belongs to.
+"""Local paths: $HOMING_HOME, the presets, the run file for a name, and the project folder that a run belongs to.
 
     NAME -> ./runs/NAME.yaml (or .yml, .toml, .json)        PATH -> itself        models are in ./models
     NAME@RUN -> one of the runs with this name, given by its id or the end of its id
 
-Run names are global to a home, while run files, data and models belong to a folder.
+All project folders share the run names in $HOMING_HOME, while run files, data and models belong to one folder.
 
     launch, train -> $HOMING_HOME/runs/ID/project.json -> does this folder own the run with this name?
 
 A run belongs to this folder if it was started here, or if its training data is here at the same relative path with the
-same manifest hash, so a moved or copied folder keeps its runs. A run without project.json (an older one, or one from
-another home) counts as belonging here. This module only reads: a verb that needs a folder creates it, and the code that
-starts a run writes project.json.
+same manifest hash, so a moved or copied folder keeps its runs. A run without project.json (an older run, or one from
+another computer) counts as belonging here. This module only reads: a verb that needs a folder creates it, and the code
+that starts a run writes project.json.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _MOST_SHOWN = 5  # maximum number of runs listed in an error message
 
 
 def home() -> Path:
-    """Return $HOMING_HOME or ~/.homing. Does not create it."""
+    """Return $HOMING_HOME, or ~/.homing if it is not set. Do not create the folder."""
     named = os.environ.get("HOMING_HOME")
     return Path(named).expanduser() if named else Path.home() / ".homing"
 
@@ -102,7 +102,7 @@ def newest_run() -> str:
         raise UsageError(
             what="No run given, and there is no run file in ./runs.",
             why="Without a name, homing uses the newest file in ./runs.",
-            fix="homing new first --from tiny",
+            fix="Create one: homing new first --from tiny",
         )
     return max(found, key=lambda name: (found[name].stat().st_mtime_ns, name))
 
@@ -118,8 +118,8 @@ def shown(path: Path) -> str:
 def typed_name(file: Path) -> str:
     """Return how a user refers to this run file: by its name in ./runs, else by its path.
 
-    Verbs use this in the next commands that they suggest. The `name` key inside the file may be different, and verbs
-    could not find the file by it.
+    Verbs use this in the commands that they suggest. The `name` key in the file may be different, and a verb cannot
+    find the file by that key.
     """
     return file.stem if run_files().get(file.stem) == file else shlex.quote(str(file))
 
@@ -156,7 +156,7 @@ def find_run_file(name_or_path: str) -> Path:
         )
     if (found_run := _run_without_file(name_or_path)) is not None:
         why, fix = found_run
-        raise UsageError(what=f"{name_or_path!r} is a run without a run file in this folder.", why=why, fix=fix)
+        raise UsageError(what=f"The run {name_or_path!r} has no run file in this folder.", why=why, fix=fix)
     raise UsageError(
         what=f"No run called {name_or_path!r} found.",
         why=f"Looked for runs/{name_or_path}.yaml, .yml, .toml and .json in {Path.cwd()}.",
@@ -185,7 +185,7 @@ def _existing(name_or_path: str, looks_like_path: bool) -> Path | None:
     if name_or_path and path.exists():
         raise UsageError(
             what=f"{name_or_path!r} is a file, but not a run file.",
-            why="A run file ends in .yaml, .yml, .toml or .json.",
+            why="The name of a run file ends in .yaml, .yml, .toml or .json.",
             fix=f"Rename it: mv {name_or_path} {name_or_path}.yaml",
         )
     return None
@@ -221,7 +221,7 @@ def split_run(typed: str) -> tuple[str, str]:
 
 
 def pick_run(name: str, run: str, ids: Sequence[str], *, fix: str) -> str:
-    """Return the id in `ids` (newest first) that NAME@RUN refers to. Raises UsageError unless exactly one matches."""
+    """Return the id in `ids` (newest first) that NAME@RUN refers to. Raise UsageError unless exactly one matches."""
     found = [each for each in ids if each == run] or [each for each in ids if each.endswith(f"-{run}")]
     if len(found) == 1:
         return found[0]
@@ -256,7 +256,7 @@ def begun_elsewhere(run_id: str) -> Path | None:
 
 
 def belongs_to_other_folder(run_id: str) -> bool:
-    """Return whether the run was started in a different folder that still exists.
+    """Return True if the run was started in a different folder that still exists.
 
     The current folder may be a copy of that folder, with the same data. Callers then prefer runs started here.
     """
@@ -306,7 +306,7 @@ def name_in(file: Path) -> str:
 
 
 def name_meant(file: Path) -> str:
-    """Return the name of the run that this file describes. Raises UsageError if another run file sets the same name."""
+    """Return the name of the run that this file describes. Raise UsageError if another run file sets the same name."""
     name = name_in(file)
     refuse_shared(file, name)
     return name
@@ -325,7 +325,7 @@ def refuse_shared(file: Path, name: str) -> None:
 def shares_with(file: Path, name: str) -> Path | None:
     """Return another run file in ./runs with the same run name, or None.
 
-    Files outside this project folder, such as a run's record in the home, are not checked.
+    Files outside this project folder, such as a run's record in $HOMING_HOME, are not checked.
     """
     folder = Path.cwd()
     if name == file.stem or file.absolute().parent not in (folder, folder / "runs"):

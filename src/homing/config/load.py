@@ -2,9 +2,9 @@
 
     --set phases.0.lr=3e-4   phases[0].lr=3e-4   data.text=[a.txt, b.txt]   limits.spend=$12
 
-The value of a --set is parsed as YAML. The command line overrides the file: a length (such as `steps`) replaces another
-length in the file (such as `epochs`), `steps` also replaces a warm-up that would not be shorter, and `model.depth`
-replaces the file's shape keys. Each replacement is reported.
+The value of a --set option is parsed as YAML. The command line overrides the file: a length (such as `steps`) replaces
+another length in the file (such as `epochs`), `steps` also replaces a warm-up that would fill the whole phase, and
+`model.depth` replaces the file's shape keys. Each replacement is reported.
 
 A resolved run.json is accepted too: `homing launch $HOMING_HOME/runs/ID/run.json --spend-limit 5` repeats that run
 with exactly the same values, even if the presets have changed. Nothing is derived again. The data must be unchanged,
@@ -57,7 +57,7 @@ class Loaded:
 
     @property
     def needs_text(self) -> bool:
-        """Whether any phase trains on the run's own text."""
+        """True if any phase trains on the run's own text."""
         own = {prep.phase for prep in self.phase_preps}
         return any(phase.kind in ("pretrain", "mid") and phase.kind not in own for phase in self.run.phases)
 
@@ -100,7 +100,7 @@ def _resolve(source: Source, path: Path, *, is_for_prep: bool, is_smoke: bool = 
 def _name(trace: Trace, path: Path, *, is_smoke: bool) -> str:
     typed = trace.file.name
     if typed:
-        # A smoke run's name was just derived from the file's name, so no warning is needed.
+        # No warning is needed for a smoke run, because its name was just derived from the file's name.
         if not is_smoke and path.stem != typed and path == run_files().get(path.stem):
             other = shares_with(path, typed)
             also = (
@@ -150,7 +150,7 @@ def _apply_sets(source: Source, sets: Sequence[str]) -> list[str]:
             source.mistakes.append(Mistake(_shown(text), None, dotted(path), problem))
             continue
         given.add(path)
-        # If a --set adds a list entry, such as a phase, mistakes in that entry refer to the --set, not to the file.
+        # If a --set option adds a list entry, such as a phase, report mistakes in that entry for the option.
         source.sets |= {each: _shown(text) for each in (*new, path)}
     return _drop_replaced(source, given)
 
@@ -169,7 +169,7 @@ def _parse_set(text: str) -> tuple[KeyPath, Any] | Mistake:
         return path, yaml_value(typed)
     except (YAMLError, ValueError, HomingError) as exc:
         problem = getattr(exc, "problem", None) or str(exc).splitlines()[0]
-        return Mistake(file, None, name, f"the value cannot be read: {problem}.", "Put quotes around it.")
+        return Mistake(file, None, name, f"the value cannot be read: {problem}.", "Put quotes around the value.")
 
 
 def _put(data: dict[str, Any], path: KeyPath, value: Any) -> str:
@@ -225,7 +225,7 @@ def _drop_overridden(source: Source, given: set[KeyPath], winner: KeyPath, loser
     for path in gone:
         del source.get(path[:-1])[path[-1]]
     names = ", ".join(dotted(path) for path in gone)
-    return [f"--set {dotted(winner)} replaces {names} of the run file."] if gone else []
+    return [f"--set {dotted(winner)} replaces {names} from the run file."] if gone else []
 
 
 def _shown(text: str) -> str:
@@ -254,7 +254,7 @@ def is_record(path: Path) -> bool:
 
 
 def read_record(path: Path) -> tuple[Run, str]:
-    """Return the run in run.json, without its id and with verified data, and the text of the run file next to it."""
+    """Return the run in run.json, without its id, and the text of the run file next to it. Verify the run's data."""
     try:
         run = codec.loads(Run, path.read_bytes())
     except codec.WireError as exc:
@@ -266,7 +266,7 @@ def read_record(path: Path) -> tuple[Run, str]:
     found = hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.is_file() else "nothing"
     if found != run.data.manifest_sha256:
         raise UsageError(
-            what=f"The data of {path} is no longer in {data_dir}.",
+            what=f"The data that {path} uses is no longer in {data_dir}.",
             why=f"The run used a manifest with sha256 {run.data.manifest_sha256[:12]}; homing found {found[:12]}.",
             fix=f"Prepare it again from the same text: homing prep {run.name}",
         )

@@ -1,6 +1,6 @@
-"""Output of `homing prep` in the data directory: counts, hashes, vocabulary, missing files, and changed text.
+"""Describes the output of `homing prep` in the data directory: counts, hashes, vocabulary, missing and changed files.
 
-Reads manifest.json and, on request, the contents of the shards; does not know how they were made.
+This module reads manifest.json and, on request, the contents of the shards. It does not know how they were made.
 
 plan, verify, launch and train compare the text with the shards each time, so `changed_files` is cheap: it compares
 names, sizes and modification times, and hashes a file only if its modification time changed and its size did not. Text
@@ -61,7 +61,7 @@ class Prepared:
 
 
 def read_prepared(data_dir: Path) -> Prepared | None:
-    """Read the manifest; None if nothing is prepared. Raises DataError if the manifest cannot be used."""
+    """Read the manifest; return None if nothing is prepared. Raise DataError if the manifest cannot be used."""
     path = data_dir / file_names.MANIFEST
     try:
         raw = path.read_bytes()
@@ -214,7 +214,7 @@ def changed_settings(settings: dict[str, Any], wanted: dict[str, Any], keys: dic
 
 
 def _is_brought(path: str) -> bool:
-    """Return whether prep fetched the file from a store, into a folder that prep created in the data folder."""
+    """Return True if prep fetched the file from a store, into a folder that prep created in the data folder."""
     return any(part.startswith(("from-store-", "held-out-")) for part in Path(path).parts)
 
 

@@ -265,7 +265,7 @@ def test_a_run_under_another_name_is_begun_again_from_the_file_that_it_was_begun
     assert f"instead of walk: {copy}" in changed
     monkeypatch.chdir(tmp_path)
     elsewhere = cli("plan", "walk")
-    assert "is a run without a run file" in elsewhere.err
+    assert "has no run file in this folder" in elsewhere.err
     assert f"fix cd {w}   and run the command there" in elsewhere.err
     shutil.rmtree(w)
     gone = cli("plan", "walk").err

@@ -84,7 +84,7 @@ def test_some_phases_start_from_the_newest_final_checkpoint_of_the_one_before(lo
     loaded = load(RUN, "train.only=sft")
     assert [phase.kind for phase in loaded.run.phases] == ["sft"]
     assert loaded.run.phases[0].init_from == str(newest)
-    assert loaded.run.origin["phases.0.init_from"] == "found at home"
+    assert loaded.run.origin["phases.0.init_from"] == "found locally"
     assert loaded.run.origin["phases.0.kind"].startswith("run file")
     assert [prep.phase for prep in loaded.phase_preps] == ["sft"]
 
@@ -221,7 +221,7 @@ def test_a_run_that_reads_no_text_has_the_vocabulary_of_the_checkpoint_that_it_b
         ("phases.1.lora.rank=8", "has no effect with method: full"),
         ("phases.1.rl.kl=0.1", "has no effect in a phase of kind mid"),
         ("phases.0.method=lora", "needs trained weights, and there are none yet"),
-        ("phases.2.states=int8", "applies to AdamW's moments"),
+        ("phases.2.states=int8", "applies only to AdamW's moments"),
         (["phases.0.offload=optimizer", "train.device=cpu"], "has no effect with train.device: cpu"),
         (["phases.2.offload=optimizer", "phases.2.method=lora"], "does not help with method: lora"),
         ("model.from=nowhere", "No open weights"),

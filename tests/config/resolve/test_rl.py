@@ -70,7 +70,7 @@ def test_the_defaults_of_the_run_file_are_those_of_the_trainer(load: Callable[..
     [
         ("def reward(prompt, completion:\n", "line 1"),
         ("x = 1\n\nreturn = 2\n", "line 3"),
-        ("def rewards(p, c, a):\n    return 1\n", "defines no reward"),
+        ("def rewards(p, c, a):\n    return 1\n", "defines no function named reward"),
     ],
 )
 def test_a_reward_with_a_slip_of_the_pen_is_refused_with_its_line(

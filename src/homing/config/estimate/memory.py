@@ -10,7 +10,7 @@
   recompute      a recomputed block keeps only its input; in the backward pass, one whole block at a time is in memory
   offload        the optimizer state is in host memory; during a step a few chunks of it are on the GPU
   rl             a copy of the weights to sample from, and the KV cache of all rows, which captured graphs keep; with
-                 adapters, rl samples from the frozen weights, and the KL reference is these plus the initial adapters
+                 adapters, rl samples from the frozen weights, which with the initial adapters are also the KL reference
 
 The peak is `always + max(forward, step, sampling)`. Activations are those kept for the backward pass, counted from the
 decoder's tensors; attention is a fused kernel, so its memory does not grow with the square of the context. The estimate
@@ -67,7 +67,7 @@ SPARE = 1.04
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes by part. Those from `copies` to `block_per_row` are temporary; `*_per_row` grow with the micro-batch."""
+    """Number of bytes by part. `copies` to `block_per_row` are temporary; `*_per_row` grow with the micro-batch."""
 
     weights: int
     gradients: int
@@ -81,7 +81,7 @@ class Memory:
     block_per_row: int = 0  # the block that is being recomputed
     cuda: int = CUDA_BYTES
     lean: int = 0  # rl: copies of the weights, to sample from and as KL reference; with adapters, only the latter
-    rollout: int = 0  # rl: KV cache and logits of the rows that are sampled at a time
+    rollout: int = 0  # rl: KV cache and logits of the rows that are sampled together
     is_rollout_kept: bool = False  # captured graphs need the same buffers at every step
     passing: int = 0  # rl: temporary memory while prompts are prefilled and log-probabilities of samples are computed
     host: int = 0  # offload: the optimizer state in host memory
@@ -94,7 +94,7 @@ class Memory:
 
     @property
     def checkpoint(self) -> int:
-        """Size on disk: the trained parameters in fp32 and their optimizer state."""
+        """The checkpoint's size on disk: the trained parameters in fp32 and their optimizer state."""
         return self.gradients + self.optimizer + self.host
 
     def host_needed(self, num_cards: int = 1) -> int:
@@ -375,7 +375,7 @@ def _what_to_shrink(run: Run, phase: Phase, gpu: Gpu, usable: int) -> str:
 
 
 def _is_change(phase: Phase, changes: dict[str, Any]) -> bool:
-    """Return whether the change applies: offload only to method full (adapters have little state), qlora to lora."""
+    """Return True if the change applies: offload only to method full (adapters have little state), qlora to lora."""
     if "method" in changes:
         return phase.method == "lora"
     is_possible = "offload" not in changes or phase.method == "full"

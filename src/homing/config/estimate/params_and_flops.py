@@ -8,10 +8,10 @@ FLOPs per trained token, with N: matrix parameters, L: layers, d: total width of
   rl             trains on rows of prompt and answer; sampling each token costs one more forward pass
 
 The trainer counts its own parameters and refuses to start if the counts differ. So if a formula no longer matches the
-decoder, the run fails at the start, and the mistake does not show up only on the bill.
+decoder, the run fails at the start, before the mistake costs money.
 
 The exact token count of an rl question is known only on the instance, after tokenization. This module uses an upper
-bound for each task kind; the user's own prompts may fill the context. The matching code of the trainer is in
+bound for each task kind; the user's own prompts may fill the context. The trainer's matching code is in
 lm.rl.rollout and lm.model.attention.
 """
 
@@ -54,7 +54,7 @@ DATA_CONSTRAINED_EPOCHS = 4.0
 # A phase of a few minutes does not need an evaluation at every step or a checkpoint at every second step, because
 # every checkpoint also generates a sample.
 LEAST_EVAL_STEPS = 10
-# Bytes per token at 256 vocabulary entries and at each doubling: about the average over English novels, Shakespeare,
+# Bytes per token at 256 vocabulary entries and after each doubling: about the average over English novels, Shakespeare,
 # Goethe in German and Python code, each with a tokenizer trained on that text (counts:
 # tests/config/estimate/test_params_and_flops.py). Beyond 32k entries little is gained.
 _BYTES_PER_TOKEN = (1.0, 2.1, 2.7, 3.25, 3.75, 4.15, 4.45, 4.6)
@@ -120,7 +120,7 @@ def _swift_table(model: Model, queries: int, keys: int) -> list[Part]:
 def sizes(model: Model) -> Sizes:
     """Count parameters and FLOPs.
 
-    6 FLOPs per matrix parameter and token; attention adds 12 L d T, where d is the width of all query heads.
+    Each matrix parameter costs 6 FLOPs per token. Attention adds 12 L d T, where d is the width of all query heads.
     """
     matmul = scaling_params(model)
     attention = 12 * model.num_layers * model.num_heads * model.head_size * model.context
@@ -132,7 +132,7 @@ def sizes(model: Model) -> Sizes:
 
 
 def scaling_params(model: Model) -> int:
-    """Count the parameters of the block matrices and the head. Every token uses them, and so do the scaling rules."""
+    """Count the parameters of the block matrices and the head: those used for every token and in the scaling rules."""
     blocks = sum(part.num_params for part in parameter_table(model) if part.is_matmul and part.name != "head")
     return blocks + model.vocab_size * model.width
 
@@ -159,7 +159,7 @@ def save_steps(num_steps: int) -> int:
 
 
 def num_epochs(num_steps: int, batch_tokens: int, num_train_tokens: int) -> float | None:
-    """Return how many times the run goes through the text; None if the amount of text is unknown."""
+    """Return how many times the run reads the text; None if the amount of text is unknown."""
     return num_steps * batch_tokens / num_train_tokens if num_train_tokens else None
 
 
@@ -194,7 +194,7 @@ def rows_at_a_time(rl: Rl) -> int:
 
 
 def prompt_tokens(model: Model, rl: Rl, *, is_open: bool = False) -> int:
-    """Return the token count of the longest question. `is_open`: formatted by the chat template of open weights."""
+    """Return the token count of the longest question. `is_open`: the chat template of open weights formats it."""
     turns = _OPEN_WEIGHTS_TURNS if is_open else _TURNS
     room = max(1, model.context - rl.max_new_tokens)
     longest = [_LONGEST_BYTES.get(task.kind) for task in rl.tasks]

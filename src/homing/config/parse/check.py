@@ -39,10 +39,10 @@ class Checked:
 
 
 class Trace:
-    """The run file during resolution: the given keys, mistakes, warnings, and the origin of each value.
+    """The run file while it is resolved: the keys set by the user, mistakes, warnings, and the origin of each value.
 
-    Every value of run.json passes through `take` or `note`, so that `homing plan --resolved` can print for each of them
-    "run file, line 12", "--set", "derived from model.depth" or "default".
+    Every value of run.json passes through `take` or `note`, so that `homing plan --resolved` can print where it came
+    from: "run file, line 12", "--set", "derived from model.depth" or "default".
     """
 
     def __init__(self, source: Source, checked: Checked) -> None:
@@ -136,7 +136,7 @@ def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
         for name, inner in value.items():
             yield from _leaves(inner, (*path, name))
     elif isinstance(value, list):
-        # From the end, so that removing one entry does not shift the indices of the ones before it.
+        # Start at the end, so that removing one entry does not shift the indices of the entries before it.
         for number in reversed(range(len(value))):
             yield from _leaves(value[number], (*path, number))
     else:
@@ -155,7 +155,7 @@ def _refuse_empty(source: Source, data: Any, mistakes: list[Mistake], bad: set[K
         if not is_section and key_at(path) is not None:
             found = key_at(path)
             example = f"For example: {found.name}: {found.example}" if found else ""
-            mistakes.append(source.mistake(path, "has no value.", f"Delete the line or give one. {example}"))
+            mistakes.append(source.mistake(path, "has no value.", f"Delete the line, or set a value. {example}"))
             bad.add(path)
         elif not is_section:
             mistakes.append(source.mistake(path, "unknown key.", suggest_key(path)))
@@ -188,7 +188,7 @@ def _mistake(source: Source, path: KeyPath, error: dict[str, Any]) -> Mistake:
     if kind == "string_pattern_mismatch":
         return source.mistake(path, f"{given!r} is not valid.", _pattern_words(path, str(given)))
     if kind in ("too_short", "too_long"):
-        return source.mistake(path, f"holds {context.get('actual_length', 0)} entries.", "Use 1 to 20 phases.")
+        return source.mistake(path, f"has {context.get('actual_length', 0)} entries.", "Use 1 to 20 phases.")
     if kind == "value_error":
         allowed = f"Allowed: {found.allowed}." if found and found.allowed else ""
         return source.mistake(path, f"{context.get('error', error['msg'])}.", allowed)

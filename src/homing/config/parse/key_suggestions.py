@@ -353,7 +353,7 @@ def _numbered(ours: str, path: tuple[str | int, ...]) -> str:
 
 
 def _within(name: str, candidates: list[str], most: int) -> str | None:
-    # Among equally close candidates, prefer one with the same first letter, because typos there are rarer.
+    # Among equally close candidates, prefer one with the same first letter, because typos in that letter are rarer.
     scored = [(_edits(name, candidate), name[:1] != candidate[:1], candidate) for candidate in candidates]
     best = min(scored, default=None)
     return best[2] if best and best[0] <= most else None

@@ -2,10 +2,10 @@
 
 bytes -> text -> YAML 1.2 | TOML | JSON -> Source(data, lines); --set a.b=c changes the same Source
 
-Does not know which keys are valid. Every syntax error (tabs, duplicate keys, unterminated strings, bytes that are not
-UTF-8) becomes a Mistake with its line. The JSON and TOML parsers do not report lines, so two scans at the end find
-them. The scans run on text that the parser has accepted and never validate. A key that they miss, for example in an
-inline table, is reported with the line of its section.
+This module does not know which keys are valid. Every syntax error (tabs, duplicate keys, unterminated strings, bytes
+that are not UTF-8) becomes a Mistake with its line. The JSON and TOML parsers do not report lines, so `json_lines` and
+`toml_lines` find them. They scan text that the parser has already accepted, and do not validate it. A key that they
+miss, for example in an inline table, is reported with the line of its section.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["KeyPath", "Source", "dotted", "json_lines", "read_source", "toml_lin
 
 KeyPath = tuple[str | int, ...]
 
-# People write run files by hand; anything larger was passed by mistake.
+# Run files are written by people, so a larger file was probably passed by mistake.
 _MAX_BYTES = 1_000_000
 _MAX_NODES = 20_000
 _MAX_DEPTH = 20
@@ -86,7 +86,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def read_source(path: Path) -> Source:
-    """Parse the file. Raises RunFileError for syntax errors."""
+    """Parse the file. Raise RunFileError if it has a syntax error."""
     shown = _shown(path)
     text = _read_text(path, shown)
     parse = {".toml": _parse_toml, ".json": _parse_json}.get(path.suffix, _parse_yaml)
@@ -206,7 +206,7 @@ class _YamlBuilder:
         self.num_nodes += 1
         # An alias may refer to its own parent, or expand to deeply nested lists. Building either would never finish.
         if self.num_nodes > _MAX_NODES or len(path) > _MAX_DEPTH:
-            raise _broken(self.shown, line, "nested too deep, or an alias refers to itself.", "Simplify the nesting.")
+            raise _broken(self.shown, line, "nested too deeply, or an alias refers to itself.", "Simplify the nesting.")
         if isinstance(node, MappingNode):
             return self._mapping(node, path)
         if isinstance(node, SequenceNode):
@@ -282,7 +282,7 @@ def _parse_json(shown: str, text: str) -> Source:
         problem = f"not valid JSON: {exc.msg}, column {exc.colno}."
         raise _broken(shown, exc.lineno, problem, "JSON has no comments and no comma at the end.", key="JSON") from exc
     except (ValueError, RecursionError) as exc:
-        raise _broken(shown, 1, "nested too deep, or a number is too large.", key="JSON") from exc
+        raise _broken(shown, 1, "nested too deeply, or a number is too large.", key="JSON") from exc
     if not isinstance(data, dict):
         raise _broken(shown, 1, "has no object.", 'A run file in JSON starts with {"name": ...}.', key="JSON")
     lines, twice = json_lines(text)

@@ -126,7 +126,7 @@ def batch_within(batch_tokens: int, num_steps: int, num_train_tokens: int, conte
 
 
 def batch_scale(batch_tokens: int) -> float:
-    """Return sqrt(batch / 2^19), clamped to 0.5..2: at 16,384 tokens half the rate was better than a quarter."""
+    """Return sqrt(batch / 2^19), limited to 0.5..2. (At 16,384 tokens, half the rate was better than a quarter.)"""
     return min(2.0, max(0.5, math.sqrt(batch_tokens / REFERENCE_BATCH)))
 
 
@@ -147,7 +147,7 @@ def muon_rates(model: Model, kind: str, batch_tokens: int, num_steps: int) -> di
     by_batch = (batch_tokens / REFERENCE_BATCH) ** MUON_BATCH_EXPONENT
     by_steps = (REFERENCE_STEPS / (num_steps or REFERENCE_STEPS)) ** MUON_STEPS_EXPONENT
     if model.family == "stock":
-        # At the rate that is best for six layers and so few steps, a 20-layer model's loss rose again after its initial
+        # With the rate that is best for six layers in a short run, a 20-layer model's loss rose again after its initial
         # drop, and smaller proxy models ended with a worse loss (docs/development/log.md). Long runs were not measured,
         # so their rate is unchanged.
         by_steps = min(by_steps, max(1.0, by_steps * REFERENCE_DEPTH / model.num_layers))

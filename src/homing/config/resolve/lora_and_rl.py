@@ -157,7 +157,7 @@ def _task(trace: Trace, at: KeyPath, task: RlTask) -> wire_run.RlTask:
 def _check_questions(
     trace: Trace, at: KeyPath, tasks: list[wire_run.RlTask], tokenizer: Path | None, turns: Path | None
 ) -> None:
-    """Check every line as the trainer does. There, an invalid line would end the run at its first step, once rented."""
+    """Check every line as the trainer does. On an instance, an invalid line would end the run at its first step."""
     specials, num_ids = list[str](), None
     if tokenizer is not None:
         try:
@@ -183,13 +183,13 @@ def _check_questions(
             trace.wrong(
                 (*at, place, "kind"),
                 f"needs chat turns, but {turns}, which describes the chat template of the weights, does not exist.",
-                "Run homing prep RUN to create it; if that fails, give prompts as ids.",
+                "Run homing prep RUN to create it. If that fails, write the prompts as token ids.",
             )
         if missing and is_in_turns:
             trace.wrong(
                 (*at, place, "kind"),
                 f"needs chat turns, but {tokenizer} has no {' and no '.join(missing)} and no chat template.",
-                "Prepare with tokenizer.specials: standard, or give prompts as ids.",
+                "Prepare with tokenizer.specials: standard, or write the prompts as token ids.",
             )
 
 
@@ -197,7 +197,7 @@ def _check_questions(
 def _looked_through(
     path: Path, sha256: str, kind: str, needs_answers: bool, num_ids: int | None
 ) -> tuple[bool, list[str]]:
-    """Return whether any question is a chat turn, and the invalid lines.
+    """Return whether any question is a chat turn, and a list of what is wrong with the lines.
 
     Cached by content, because one command may read the run file several times.
     """
@@ -220,4 +220,4 @@ def _check_reward(trace: Trace, at: KeyPath, path: Path) -> None:
     names |= {alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
               for alias in node.names}  # fmt: skip
     if "reward" not in names and "*" not in names:
-        trace.wrong(at, f"{path} defines no reward.", form)
+        trace.wrong(at, f"{path} defines no function named reward.", form)

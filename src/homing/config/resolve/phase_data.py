@@ -131,7 +131,7 @@ def phase_data(
     if prepared is None:
         return empty
     if stale := _what_changed(prep, prepared, context, tokenizer_sha256):
-        trace.warn(f"{wire}: {stale} changed since the data was prepared. Run `homing prep` again.")
+        trace.warn(f"{wire}: {stale} has changed since the data was prepared. Run `homing prep` again.")
         return empty
     for name in ("manifest_sha256", "num_train_tokens", "num_val_tokens", "question"):
         trace.note(f"{wire}.{name}", str(prep.dir / file_names.MANIFEST))
@@ -146,7 +146,7 @@ def phase_data(
 
 
 def _what_changed(prep: PhasePrep, prepared: Prepared, context: int, tokenizer_sha256: str) -> str:
-    """Return what changed since prep, or "".
+    """Return what has changed since the data was prepared, or "" if nothing has.
 
     This is checked before an instance is rented. For text, only the tokenizer is compared.
     """
@@ -281,7 +281,7 @@ def warn_of_missing(
 
 
 def _warn_of(trace: Trace, path: KeyPath, named: Sequence[str]) -> None:
-    """Warn now. Otherwise, the missing file would make the launch fail after the user has chosen an instance."""
+    """Warn about missing files now, because they would make the launch fail after the user has chosen an instance."""
     for each in named:
         fault = "" if is_in_store(each) else fault_of(each)
         if fault:

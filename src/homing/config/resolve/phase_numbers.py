@@ -73,7 +73,7 @@ def resolve_phase(
         _check_batch(trace, at, batch_tokens, micro_batch, model.context)
         _warn_about_data(trace, number, num_steps, batch_tokens, corpus)
     when = _When(trace, at, wire)
-    init = str(trace.take(f"{wire}.init_from", (*at, "init_from"), start, "found at home" if start else "default"))
+    init = str(trace.take(f"{wire}.init_from", (*at, "init_from"), start, "found locally" if start else "default"))
     init_from, init_base = resolve_init(trace, number, init, model, source, tokenizer) if init else ("", "")
     whole = trace.file
     return Phase(
@@ -194,7 +194,7 @@ def _length(trace: Trace, at: KeyPath, wire: str, model: Model, corpus: Corpus, 
     best = depth_dial.batch_for_tokens(max(1.0, num_tokens), model.context, model.vocab_size)
     batch = trace.take(f"{wire}.batch_tokens", batch_path, best, f"derived from {length if given else 'model.depth'}")
     trace.note(f"{wire}.num_steps", why)
-    # Epochs over an unknown number of tokens have no step count yet: return 0, and a warning says to run prep.
+    # If the number of tokens is unknown, so is the number of steps: return 0. A warning then suggests `homing prep`.
     return (steps_for(num_tokens, batch) if num_tokens else 0), batch
 
 
@@ -202,8 +202,8 @@ def _say_smaller_batch(trace: Trace, wire: str, num_steps: int, batch: int, best
     passes = num_epochs(num_steps, batch, corpus.num_train_tokens) or 0.0
     would = num_epochs(num_steps, best, corpus.num_train_tokens) or 0.0
     trace.warn(
-        f"{wire} uses {batch:,} tokens per step and reads its data {passes:.1f} times. The usual {best:,} would read"
-        f" the {corpus.amount} {would:.1f} times in {num_steps:,} steps. To change this, set {wire}.batch_tokens."
+        f"{wire} uses {batch:,} tokens per step, which reads its data {passes:.1f} times. In {num_steps:,} steps, the"
+        f" usual {best:,} would read the {corpus.amount} {would:.1f} times. To change this, set {wire}.batch_tokens."
     )
 
 
@@ -313,12 +313,12 @@ def _optimizer(
     }
     plain = {name: trace.plain(f"{wire}.optimizer.{name}", (*at, name)) for name in ("beta2", "states")}
     if plain["states"] != "fp32" and kind == "muon":
-        trace.wrong((*at, "states"), "applies to AdamW's moments.", "Use optimizer: adamw, or delete it.")
+        trace.wrong((*at, "states"), "applies only to AdamW's moments.", "Use optimizer: adamw, or delete it.")
     return Optimizer(kind=kind, **taken, **plain, **_habits(trace, at, wire, kind, is_loaded=is_loaded))
 
 
 def _habits(trace: Trace, at: KeyPath, wire: str, optimizer: str, *, is_loaded: bool) -> dict[str, Any]:
-    """Return betas, momentum, clipping and weight decay, by default those of the optimizer and phase kind."""
+    """Return betas, momentum, clipping and weight decay. The defaults depend on the optimizer and the phase kind."""
     kind: str = trace.value(at).kind
     own = depth_dial.ADAM_WITH_MUON if optimizer == "muon" else {}
     own = own | depth_dial.MUON_PRETRAIN if optimizer == "muon" and kind == "pretrain" else own

@@ -1,7 +1,7 @@
 """The weights that a phase starts from: a checkpoint named by `init_from`, or the newest one of an earlier phase.
 
     init_from (a folder, or hf:OWNER/REPO/path) -> a local folder -> same model? -> same tokenizer? -> an adapter's base
-    train.only: sft, without init_from          -> the final checkpoint of the phase before it, at home
+    train.only: sft, without init_from          -> the local final checkpoint of the phase before it
 
 Checkpoints of a run with the same name in another project folder are skipped; to use one, set `init_from`.
 """
@@ -108,14 +108,14 @@ def _check_tokenizer(trace: Trace, path: KeyPath, folder: Path, tokenizer: Path,
     its_tokenizer = folder / file_names.TOKENIZER
     where, mine, start = shown(its_tokenizer), shown(tokenizer), shown(folder)
     if not its_tokenizer.is_file():
-        trace.warn(f"{start} has no {file_names.TOKENIZER}, so homing cannot check that it uses the ids of {mine}.")
+        trace.warn(f"{start} has no {file_names.TOKENIZER}, so homing cannot check that its token ids match {mine}.")
         return
     if gives_same_ids(its_tokenizer, tokenizer):
         return
     again = f"homing prep {typed_name(Path(trace.source.file))} --tokenizer {shlex.quote(where)}"
     trace.wrong(
         path,
-        f"{where} and {mine} give different ids: weights and data use different tokenizers.",
+        f"{where} and {mine} give different token ids: weights and data use different tokenizers.",
         f"Use weights trained from {getattr(trace.file.model, 'from')}."
         if is_open
         else f"Prepare the data with the weights' tokenizer: {again}   or retrain the earlier phase with the new one.",
@@ -126,7 +126,7 @@ def _check_tokenizer(trace: Trace, path: KeyPath, folder: Path, tokenizer: Path,
 
 
 def find_start(trace: Trace, first: int, name: str) -> str:
-    """Return the newest final checkpoint of a phase before `first`. Without any, record a mistake and return ""."""
+    """Return the newest final checkpoint of a phase before `first`. If there is none, record a mistake, return ""."""
     phase = trace.file.phases[first]
     before = [earlier.kind for earlier in reversed(trace.file.phases[:first])]
     found = {kind: _finals(name, kind) for kind in before}
@@ -139,7 +139,7 @@ def find_start(trace: Trace, first: int, name: str) -> str:
         f"{phase.kind} starts from {before[0]}, but no {' or '.join(before)} checkpoint of {name} was found"
         f" (looked in ./models/{name}, ./models/{name}-{before[0]} and {home() / 'runs'})."
         + "".join(
-            f" {folder} belongs to another {name}, started in {other_folder}." for folder, other_folder in strangers[:1]
+            f" {folder} belongs to another run {name}, from {other_folder}." for folder, other_folder in strangers[:1]
         ),
         f"Train {before[0]} first, or start from that checkpoint: --set phases.{first}.init_from={strangers[0][0]}"
         if strangers
@@ -160,7 +160,7 @@ def _finals(name: str, kind: str) -> list[tuple[Path, Path | None]]:
 
 
 def _checkpoints(name: str, kind: str, *, is_final: bool) -> list[tuple[Path, Path | None]]:
-    """List checkpoint folders in order of preference, each with the project folder it belongs to, or None if this one.
+    """List checkpoint folders in order of preference, each with its project folder (None for the current folder).
 
     Fetched models come first, newest first. `homing fetch` stores a model under the run's name, or under NAME-PHASE or
     NAME-*-* if another run already uses that name.

@@ -2,8 +2,8 @@
 
     inputs: chosen phases, open weights, prepared data -> vocabulary and model -> data -> phases -> the other sections
 
-Each chapter below resolves one part of the run file. Rules that involve two keys or the data directory are checked on
-the way. Their mistakes are added to those of the schema, so that the user sees one complete list.
+Each section below resolves one part of the run file. Rules that involve two keys or the data directory are checked
+along the way. Their mistakes are added to those that the schema found, so that the user sees one complete list.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _AllData:
-    """The data of the run and of its phases. The keys of the dicts are phase indices in the run file."""
+    """The data for the run and for its phases. The keys of the dicts are phase indices in the run file."""
 
     corpus: Corpus
     preps: dict[int, PhasePrep | None]
@@ -208,7 +208,7 @@ def _vocab_size(trace: Trace, inputs: _Inputs) -> int:
         return size
     least = 256 + SPECIALS[trace.file.tokenizer.specials]
     if wanted is not None and wanted < least:
-        problem = f"{wanted} is too small: 256 bytes and {least - 256} specials need {least}."
+        problem = f"{wanted} is too small: 256 bytes and {least - 256} special tokens need {least}."
         trace.wrong(path, problem, f"Allowed: at least {least}.")
     if inputs.prepared is not None:
         return _prepared_vocab_size(trace, inputs.prepared, wanted)
@@ -259,7 +259,7 @@ def _init_vocab_size(trace: Trace, first: int) -> int:
 
 
 def _init_tokenizer(trace: Trace, first: int) -> Path | None:
-    """Return the tokenizer of the init_from checkpoint, if any. The run must use it, as the weights expect its ids."""
+    """Return the init_from checkpoint's tokenizer, if any. The run must use it, because the weights expect its ids."""
     typed = trace.file.phases[first].init_from
     return loaded_tokenizer(typed) if typed else None
 
@@ -280,7 +280,7 @@ def _is_vocab_firm(trace: Trace) -> bool:
 
 
 def _resolve_data(trace: Trace, inputs: _Inputs, model: Model, vocab_size: int) -> _AllData:
-    """Return the amount of text of the run and of each phase, and warn about files that prep will not find."""
+    """Return the amount of data for the run and for each phase, and warn about files that prep will not find."""
     numbers, prepared = inputs.numbers, inputs.prepared
     corpus = text_corpus(trace, prepared, vocab_size) if inputs.needs_text else Corpus(0, 0, "no phase reads it")
     preps = {number: phase_prep(trace, number, inputs.data_dir) for number in numbers}
@@ -349,10 +349,10 @@ def _is_prepared(trace: Trace, inputs: _Inputs, data: _AllData) -> bool:
 
 
 def _has_tokenizer(trace: Trace, data_dir: Path, tokenizer_sha256: str) -> bool:
-    """Return whether the data folder has a tokenizer.
+    """Return True if the data folder has a tokenizer that the run can use.
 
-    `tokenizer_sha256`: hash of the open weights' tokenizer, if the tokenizer in the folder must still be compared with
-    it because no text was tokenized; "" to skip the comparison.
+    `tokenizer_sha256`: hash of the open weights' tokenizer, with which the folder's tokenizer must be compared if no
+    text was tokenized; "" to skip the comparison.
     """
     path = data_dir / wire_names.TOKENIZER
     if not path.is_file():
@@ -423,9 +423,9 @@ def _note_other_origins(trace: Trace, run: Run) -> None:
     """Record the origin of each value that does not come from a key of the run file."""
     for name in ("num_params", "num_matmul_params", "flops_per_token"):
         trace.note(f"sizes.{name}", "derived from model")
-    trace.note("code_version", "this homing")
+    trace.note("code_version", "the installed homing")
     trace.note("run_file_sha256", "derived from the file")
-    trace.note("id", "given at launch")
+    trace.note("id", "assigned at launch")
     trace.note("train.needs_gpu", "set at launch")
     for path in _leaves(dump(run)):
         trace.origin.setdefault(path, "default")

@@ -154,7 +154,7 @@ def _check(trace: Trace, width: int, num_heads: int, num_kv_heads: int, head_siz
     ):
         at = ("model", "head_size") if trace.is_given(("model", "head_size")) else ("model", "heads")
         fix = "Choose an even head size." if at[1] == "head_size" else "Choose heads so that width / heads is even."
-        trace.wrong(at, f"the head size {head_size} is odd; RoPE rotates pairs.", fix)
+        trace.wrong(at, f"the head size {head_size} is odd, but RoPE rotates pairs.", fix)
     if trace.file.model.arch == "qwen2" and num_heads * head_size != width and trace.is_given(("model", "head_size")):
         trace.wrong(
             ("model", "head_size"),
@@ -296,7 +296,7 @@ def resolve_cloud(trace: Trace) -> Cloud:
         hint = f"Did you mean {' or '.join(near_gpus)}?" if near_gpus else "`homing verify` lists the known GPUs."
         trace.wrong(("cloud", "gpu"), f"{typed!r} is not a known GPU.", hint)
     if trace.is_given(("cloud", "image")) and not set(providers) & set(CONTAINER_CLOUDS):
-        trace.warn(f"cloud.image is set but not used: {' and '.join(providers)} do not start containers.")
+        trace.warn(f"cloud.image is set but not used: no containers are started on {' and '.join(providers)}.")
     return Cloud(
         providers=providers,
         gpu=gpu.name if gpu else "",
@@ -311,7 +311,7 @@ def resolve_cloud(trace: Trace) -> Cloud:
 def _volume(trace: Trace, providers: list[str]) -> str:
     volume = str(trace.plain("cloud.volume", ("cloud", "volume")))
     if volume and set(providers) <= {"fake", "local"}:
-        trace.warn(f"cloud.volume is set but not used: {' and '.join(providers)} have no volumes.")
+        trace.warn(f"cloud.volume is set but not used: there are no volumes on {' and '.join(providers)}.")
     if volume and not volume.startswith("/"):
         trace.wrong(("cloud", "volume"), f"{volume!r} is not an absolute path.", "For example /workspace")
     return volume.rstrip("/")

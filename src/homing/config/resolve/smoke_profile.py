@@ -5,7 +5,7 @@
 
 Everything else in the file is unchanged, so text, optimizer, schedule, store and providers are really tested. Before a
 large run, `homing launch` tells the user to do a smoke run first, and it refuses to launch if the smoke run failed. The
-record is stored in the home folder, under the hash of the run file.
+record is stored in $HOMING_HOME/smoke, in a file named after the hash of the run file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BIG_TOKENS = 2_000_000_000
 
 
 def needs_smoke_first(run: Run) -> bool:
-    """Return whether the run is expensive enough that a smoke run should come first."""
+    """Return True if the run is expensive enough that a smoke run should come first."""
     num_tokens = sum(phase.num_steps * phase.batch_tokens for phase in run.phases)
     return run.sizes.num_params >= _BIG_PARAMS or num_tokens > _BIG_TOKENS
 
@@ -55,7 +55,7 @@ def has_smoke_passed(file: Path) -> bool:
 
 
 def has_smoke_failed(file: Path) -> bool:
-    """Return whether the last smoke run of this file failed. A file that has changed since then counts as untested."""
+    """Return True if the last smoke run of this file failed. A file that has changed since then counts as untested."""
     return _is_passed(file) is False
 
 
@@ -70,7 +70,7 @@ def _is_passed(file: Path) -> bool | None:
 
 
 def _note(file: Path) -> Path:
-    # Named after the hash of the file's text: a file that has changed since then counts as untested.
+    # The record's name contains the hash of the file's text, so that a file changed since then counts as untested.
     return home() / "smoke" / f"{hashlib.sha256(Path(file).read_bytes()).hexdigest()}.json"
 
 

@@ -53,7 +53,7 @@ def sections() -> dict[str, str]:
 
 
 def key_at(path: tuple[str | int, ...]) -> Key | None:
-    """Return the key for the path of a value, ignoring the values of list indices."""
+    """Return the schema's key for the path of a value, in which every list index counts as N."""
     return all_keys().get(".".join("N" if isinstance(part, int) else part for part in path))
 
 

@@ -36,17 +36,17 @@ class ChatSource(Section):
 
     path: Text = key("A .jsonl or .parquet file, a glob, or a directory of them.", default="", example="chats/*.jsonl")
     weight: Number = key(
-        "Share of this source's conversations relative to the other sources; 0: as many as it has.",
+        "Share of this source's conversations relative to the other sources; 0: all its conversations.",
         default=0.0,
         example="2",
         ge=0.0,
         le=1e6,
     )
-    repeat: Whole = key("How often each conversation appears in one epoch.", default=1, example="3", ge=1, le=1000)
+    repeat: Whole = key("How many times each conversation appears in one epoch.", default=1, example="3", ge=1, le=1000)
 
 
 class PhaseData(Section):
-    """Data of this phase, if it does not train on the run's text: other text, or conversations."""
+    """Data for this phase, if it does not train on the run's text: other text, or conversations."""
 
     text: Texts = key("Text files, globs or directories, as in data.text.", default=[], example="[essays/]")
     chat: Annotated[list[ChatSource], BeforeValidator(_sources)] = key(
@@ -57,7 +57,7 @@ class PhaseData(Section):
     )
     validation: Texts = key("Data used for evaluation only.", default=[], example="[held-out.jsonl]")
     val_fraction: Number | None = key(
-        "Fraction held out for evaluation, chosen by hash.", derived="data.val_fraction; 2% of conversations",
+        "Fraction held out for evaluation, chosen by hash.", derived="data.val_fraction; 2% for conversations",
         example="5%", ge=0.0, le=0.5,
     )  # fmt: skip
 
@@ -66,8 +66,8 @@ class PhaseLora(Section):
     """LoRA adapters: small trainable matrices added to frozen weights. Used with method: lora or qlora."""
 
     rank: Whole = key(
-        "Rank of the adapters. After another LoRA phase, all settings but dropout default to those of"
-        " that phase, so that training continues the same adapters.",
+        "Rank of the adapters. After another LoRA phase, all settings except dropout default to those of"
+        " that phase, so that training continues with the same adapters.",
         default=16, derived="that of the previous LoRA phase", example="64", ge=1, le=4096,
     )  # fmt: skip
     alpha: Number | None = key(
@@ -105,7 +105,7 @@ class RlTask(Section):
         "Difficulty of arithmetic and spelling; 1: one-digit sums.", default=1, example="2", ge=1, le=5
     )
     calculator: Annotated[Literal["auto", "on", "off"], Switch] = key(
-        "Evaluate what the model writes between the tool tokens and insert the result. auto: in gsm8k.",
+        "Evaluate what the model writes between the tool tokens, and insert the result. auto: only in gsm8k.",
         default="auto",
         example="off",
     )
@@ -122,10 +122,10 @@ class PhaseRl(Section):
     tasks: list[RlTask] = key("The tasks to train on, one entry for each kind of question.", default=[], example="")
     prompts_per_step: Whole = key("Questions per step.", default=16, example="16", ge=1, le=4096)
     samples_per_prompt: Whole = key(
-        "Answers per question: the group that each answer is compared with.", default=16, example="8", ge=2, le=1024
+        "Answers per question; each answer is compared with the others.", default=16, example="8", ge=2, le=1024
     )
     answer_tokens: Count | None = key(
-        "Longer answers are cut off at this many tokens.",
+        "Maximum number of tokens in an answer; longer answers are cut off.",
         derived="256, or half the context if that is less",
         example="128",
         ge=1,
@@ -134,13 +134,13 @@ class PhaseRl(Section):
     temperature: Number = key("Sampling temperature.", default=1.0, example="0.8", gt=0.0, le=5.0)
     top_k: Count = key("Sample only among the k most likely tokens; 0: all.", default=0, example="50", ge=0)
     advantage: Literal["std", "mean"] = key(
-        "The reward minus the group's mean, divided by its standard deviation (std) or not (mean).",
+        "mean: the reward minus the group's mean. std: the same, divided by the group's standard deviation.",
         default="std",
         example="mean",
     )
     kl: Number = key(
-        "Weight of the KL penalty towards the weights at the start of the phase; 0: none, and no second"
-        " copy of them in memory.",
+        "Weight of the KL penalty, which keeps the model close to the weights at the start of the phase."
+        " 0: no penalty, and no second copy of those weights in memory.",
         default=0.0,
         example="0.01",
         ge=0.0,
@@ -148,26 +148,26 @@ class PhaseRl(Section):
     )
     updates_per_rollout: Whole = key("Optimizer steps per set of samples.", default=1, example="2", ge=1, le=16)
     clip_low: Number = key(
-        "With several updates: how far a token's probability may fall and still be trained on.",
+        "With several updates per rollout: how far a token's probability may fall before it is clipped.",
         default=0.2,
         example="0.2",
         gt=0.0,
         lt=1.0,
     )
     clip_high: Number = key(
-        "With several updates: how far a token's probability may rise and still be trained on.",
+        "With several updates per rollout: how far a token's probability may rise before it is clipped.",
         default=0.2,
         example="0.28",
         gt=0.0,
         le=10.0,
     )
-    pass_reward: Number = key("An answer passes with at least this reward.", default=1.0, example="0.5")
+    pass_reward: Number = key("An answer passes if its reward is at least this.", default=1.0, example="0.5")
     eval_prompts: Count = key("Held-out questions per evaluation.", default=64, example="200", ge=1, le=100_000)
     eval_samples: Whole = key(
         "Answers per question in an evaluation: the k of pass@k.", default=4, example="8", ge=1, le=1024
     )
     rollout_rows: Count = key(
-        "Samples generated at a time; 0: all of a step, halved with a notice if memory is short.",
+        "Samples generated at a time; 0: all samples of a step, halved with a notice if memory is short.",
         default=0,
         example="64",
         ge=0,
@@ -193,7 +193,7 @@ class PhaseSample(Section):
     prompts: Texts = key(
         "Prompts for samples in this phase.",
         default=[],
-        derived="with conversations: the first question in them; else sample.prompts",
+        derived="the first question in the phase's conversations, if it has any; else sample.prompts",
         example='["Who are you?"]',
     )
 
@@ -205,7 +205,7 @@ class PhaseCheckpoint(Section):
         "Steps between checkpoints in this phase.", derived="checkpoint.every", example="500", ge=0
     )
     every_time: Duration | None = key(
-        "Also save a checkpoint after this much time.",
+        "Also save a checkpoint whenever this much time has passed.",
         derived="checkpoint.every_time",
         example="15m",
         ge=0.0,
@@ -231,8 +231,8 @@ class Phase(Section):
     """One stage of training with its own learning rates. Set its length with one of tokens, epochs or steps."""
 
     kind: Literal["pretrain", "mid", "sft", "rl"] = key(
-        "pretrain: train on text. mid: more text. sft: conversations; only the answers are trained on."
-        " rl: rewards. Each kind may appear once in a run.",
+        "pretrain: train on text. mid: train on more text. sft: train on the answers in conversations."
+        " rl: train on rewards. Each kind may appear only once in a run.",
         default="pretrain",
         example="sft",
     )
@@ -302,7 +302,7 @@ class Phase(Section):
     weight_decay: Number = key(
         "Weight decay of the block matrices.",
         default=0.1,
-        derived="0.28 with muon in pretraining; 0 in sft, rl and on loaded weights",
+        derived="0.28 with muon in pretraining; 0 in sft, in rl and for loaded weights",
         example="0.1",
         ge=0.0,
         le=10.0,

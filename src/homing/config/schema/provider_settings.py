@@ -56,7 +56,7 @@ def _ssh_from(text: str) -> str:
     except ValueError:
         raise ValueError(f"{text!r} is not an address; use one such as 203.0.113.7 or 203.0.113.0/24") from None
     if network.prefixlen == _WORLD:
-        raise ValueError(f"{text!r} would open SSH to the whole internet; use the address of this computer")
+        raise ValueError(f"{text!r} would open SSH to the whole internet; use this computer's address")
     return str(network)
 
 
@@ -107,10 +107,10 @@ class AwsCloud(Section):
         le=2.0,
     )
     image: Annotated[Filled, _like(r"ami-[0-9a-f]{8,17}", "ami-0123456789abcdef0")] = key(
-        "A specific AMI. It needs an NVIDIA driver, bash, curl and python3 (if that is older than 3.11,"
-        " another one is installed).",
+        "ID of a specific AMI. It needs an NVIDIA driver, bash, curl and python3 (if python3 is older than"
+        " 3.11, another one is installed).",
         default="",
-        derived="the newest that matches image_name",
+        derived="the newest AMI that matches image_name",
         example="ami-0123456789abcdef0",
     )
     image_name: Filled = key(
@@ -138,7 +138,7 @@ class AwsCloud(Section):
     disk: Bytes = key(
         "Size of the root disk; it is deleted with the instance.",
         default=0,
-        derived="the image, data, checkpoints and environment, at least 100GB",
+        derived="enough for the image, data, checkpoints and environment, at least 100GB",
         example="200GB",
         ge=0,
         le=16 * 10**12,
@@ -153,13 +153,13 @@ class AwsCloud(Section):
         le=16 * 10**12,
     )
     monthly_budget: Usd | None = key(
-        "Create a monthly cost budget of this amount in AWS Budgets, which sends mail at 60 and 100"
-        " percent. It is an alarm that comes hours late, not a limit.",
+        "Create a monthly cost budget of this amount in AWS Budgets, which sends an email at 60 and at 100"
+        " percent. It is an alarm that arrives hours late, not a limit.",
         example="$50.00",
         gt=Decimal(0),
     )
-    budget_email: Annotated[Filled, _like(r"[^@\s]+@[^@\s]+", "an address for mail")] = key(
-        "Recipient of the budget mail.", default="", example="me@example.org"
+    budget_email: Annotated[Filled, _like(r"[^@\s]+@[^@\s]+", "an email address")] = key(
+        "Recipient of the budget emails.", default="", example="me@example.org"
     )
     metadata_url: Annotated[Filled, _like(r"https?://\S+", "http://169.254.169.254")] = key(
         "Address of the instance metadata service, which announces preemptions.",
@@ -170,7 +170,7 @@ class AwsCloud(Section):
     @model_validator(mode="after")
     def _belongs_together(self) -> AwsCloud:
         if (self.monthly_budget is None) != (not self.budget_email):
-            raise ValueError("monthly_budget and budget_email belong together: the amount and the address to notify")
+            raise ValueError("monthly_budget and budget_email must be set together: the amount and the recipient")
         return self
 
 
@@ -243,8 +243,8 @@ class RunpodCloud(Section):
 
     image: Filled = key(
         "Container image. It needs bash, python3 (if that is older than 3.11, another one is installed)"
-        " and sshd, which receives the files. Its torch is used if homing supports that version; else one"
-        " is installed at boot, which takes minutes.",
+        " and sshd, which receives the files. The image's torch is used if homing supports its version."
+        " Otherwise, torch is installed at boot, which takes minutes.",
         default="",
         derived=f"the template's, else {RUNPOD_IMAGE}",
         example="me/train:latest",
@@ -269,15 +269,15 @@ class RunpodCloud(Section):
     disk: Bytes | None = key(
         "Size of the container disk; it is deleted with the pod. A size below what data, checkpoints and"
         " environment need is refused.",
-        derived="data, checkpoints and environment, at least 20GB",
+        derived="enough for data, checkpoints and environment, at least 20GB",
         example="60GB",
         ge=10**9,
         le=10**14,
     )
     min_cuda: Annotated[Filled, AfterValidator(_cuda)] = key(
-        "Only hosts with a driver that supports this CUDA version: an image built for a newer one does"
-        " not start there. If the driver is older than the CUDA version of our torch, a matching torch is"
-        " installed.",
+        "Use only hosts with a driver that supports this CUDA version. An image does not start if it was"
+        " built for a newer CUDA version than the driver supports. If the driver is too old for homing's"
+        " usual torch, a matching torch is installed.",
         default="",
         derived="the CUDA version in the image's name, else 12.8",
         example="'13.0'",
@@ -303,7 +303,7 @@ class RunpodCloud(Section):
         example="transformer-shared",
     )
     volume_size: Annotated[Bytes, AfterValidator(_size)] = key(
-        "Create the volume with this size if none has that name. 0: it must exist already.",
+        "Create the volume with this size if no volume has that name. 0: the volume must already exist.",
         default=0,
         example="1TB",
     )
@@ -320,8 +320,8 @@ class RunpodCloud(Section):
         le=3600.0,
     )
     must_end_itself: Flag = key(
-        "Refuse a pod that cannot destroy itself with its own key. false: only the guard at home can"
-        " destroy it, so keep one running.",
+        "Refuse a pod that cannot destroy itself with its own key. false: accept such a pod. Only a guard on"
+        " your computer can then destroy it, so keep one running.",
         default=True,
         example="false",
     )
@@ -331,15 +331,16 @@ class ModalCloud(Section):
     """Settings for `providers: [modal]`: CPU cores, memory, image and how long to wait for a GPU."""
 
     cores: Number = key(
-        "Physical CPU cores per GPU; a machine without a GPU gets twice as many. Reserved and capped, so"
-        " the rate is fixed.",
+        "Physical CPU cores per GPU; a machine without a GPU gets twice as many. They are reserved and"
+        " capped, so the rate is fixed.",
         default=2.0,
         example="4",
         ge=0.125,
         le=64,
     )
     memory: Bytes = key(
-        "Host memory per GPU; a machine without a GPU gets twice as much. Reserved and capped, so the rate is fixed.",
+        "Host memory per GPU; a machine without a GPU gets twice as much. It is reserved and capped, so the"
+        " rate is fixed.",
         default=16 * 2**30,
         example="32GiB",
         ge=2**30,
@@ -370,7 +371,10 @@ class ShadeformCloud(Section):
     """Settings for `providers: [shadeform]`: clouds, spot, operating system, and self-deletion of the machine."""
 
     clouds: FilledList = key(
-        "Only machines of these clouds behind Shadeform.", default=[], derived="any", example="[hyperstack, lambdalabs]"
+        "Use only these clouds, of those that Shadeform offers.",
+        default=[],
+        derived="any",
+        example="[hyperstack, lambdalabs]",
     )
     spot: Flag = key(
         "Also offer spot machines, which are cheaper and may be preempted without notice.",

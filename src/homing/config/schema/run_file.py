@@ -35,7 +35,7 @@ __all__ = ["NAME_PATTERN", "SHAPE", "RunFile", "Section"]
 
 SHAPE = ("layers", "width", "heads", "kv_heads", "head_size", "ffn_width")  # keys of `model` that depth replaces
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
-# Checks only the form of the address. The launch checks that the bucket or repository exists, before it rents anything.
+# Checks only the form of the address. `homing launch` checks that the store exists before it rents anything.
 STORE_PATTERN = (
     r"^(file:/*[^/].*"
     r"|s3:(//)?[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?]*)?(\?.+)?"
@@ -50,7 +50,7 @@ class Data(Section):
     text: Texts = key(
         "Text files, globs or directories. .gz, .xz and .zst are decompressed; .jsonl gives one document"
         " per line, .parquet one per row. Files in a store or on the Hub work too, such as"
-        " hf:datasets/OWNER/NAME/data/*.parquet: prep fetches them and verifies their hashes."
+        " hf:datasets/OWNER/NAME/data/*.parquet; `homing prep` fetches them and verifies their hashes."
         " hf:datasets/OWNER/NAME@COMMIT/... pins one revision.",
         default=[],
         example="[books/*.txt, more/]",
@@ -61,15 +61,15 @@ class Data(Section):
         example="[held-out.txt]",
     )
     val_fraction: Number = key(
-        "Fraction of the tokens held out for evaluation. Documents are chosen by their hash, never from"
-        " the end of a file; from long documents, passages are held out, cut at paragraph breaks.",
+        "Fraction of the tokens held out for evaluation. Documents are chosen by their hash, not taken"
+        " from the end of a file. From long documents, only passages are held out, cut at paragraph breaks.",
         default=0.01,
         example="0.5%",
         ge=0.0,
         le=0.5,
     )
     text_field: Text = key(
-        "The field of a .jsonl line, or the column of a .parquet file, that holds the text.",
+        "The field of a .jsonl line, or the column of a .parquet file, that contains the text.",
         default="text",
         example="content",
     )
@@ -78,8 +78,8 @@ class Data(Section):
     )
     take: Bytes = key(
         "Prepare only this much of the text, for a quick trial. Every file contributes its share, and the"
-        " rest is not read. If one store pattern is all the text, only as many files are fetched as"
-        " needed. 0: all.",
+        " rest is not read. If the text is a single pattern in a store, only as many files as needed are"
+        " fetched. 0: all.",
         default=0,
         example="100MB",
         ge=0,
@@ -94,7 +94,7 @@ class Tokenizer(Section):
 
     vocab_size: Count | None = key(
         "Size of the vocabulary, including special tokens and the 256 bytes.",
-        derived="32768, fewer if the text does not yield that many, or the size of an existing tokenizer",
+        derived="32768, or fewer if the text does not yield that many; the size of an existing tokenizer",
         example="32768",
         ge=257,
         le=1_000_000,
@@ -122,19 +122,19 @@ class Tokenizer(Section):
 
 
 class Model(Section):
-    """The decoder. Set only depth, set individual sizes (they override depth), or start from open weights."""
+    """The decoder. Set only depth, or set individual sizes, which override depth, or start from open weights."""
 
     # `from` is a Python keyword, so it cannot be declared like the other fields.
     __annotations__["from"] = Text
     vars()["from"] = key(
-        "Open weights to start from: hf:OWNER/NAME or a folder, with a Llama, Qwen2 or Qwen3 model. They"
-        " also set the shape and the tokenizer.",
+        "Open weights to start from: hf:OWNER/NAME or a folder, with a Llama, Qwen2 or Qwen3 model. The"
+        " shape and the tokenizer then come from these weights too.",
         default="",
         example="hf:Qwen/Qwen2.5-0.5B",
     )
     depth: Whole | None = key(
-        "The main size setting: derives width, heads, tokens, batch and learning rates for a model with"
-        " this many layers.",
+        "The main size setting: the number of layers, from which width, heads, tokens, batch and learning"
+        " rates are derived.",
         example="12",
         ge=1,
         le=128,
@@ -218,12 +218,12 @@ class Checkpoint(Section):
 
     every: Count | None = key(
         "Steps between checkpoints; each is evaluated first unless eval.every is 0. 0: only at the end.",
-        derived="a tenth of the phase; a fifth below 500 steps",
+        derived="a tenth of the phase; a fifth if it has fewer than 500 steps",
         example="1000",
         ge=0,
     )
     every_time: Duration = key(
-        "Also save a checkpoint after this much time; 0: never by time.",
+        "Also save a checkpoint whenever this much time has passed; 0: only by steps.",
         default=900.0,
         example="15m",
         ge=0.0,
@@ -252,31 +252,33 @@ class Train(Section):
     device: Literal["auto", "cpu", "cuda", "mps"] = key("Device to train on.", default="auto", example="cpu")
     precision: Literal["auto", "fp32", "bf16", "fp8"] = key(
         "Precision of the arithmetic; the weights themselves are kept in fp32. auto: bf16 if the GPU"
-        " supports it. fp8 (Ada, Hopper and newer): for the matrix multiplications of the blocks, faster"
+        " supports it. fp8 (Ada, Hopper and newer): for the blocks' matrix multiplications, which is faster"
         " from about a billion parameters.",
         default="auto",
         example="bf16",
     )
     compile: Annotated[Literal["auto", "on", "off"], Switch] = key(
-        "torch.compile; auto enables it where it pays off.", default="auto", example="off"
+        "Use torch.compile; auto enables it where it pays off.", default="auto", example="off"
     )
     attention: Literal["auto", "cudnn", "flash", "efficient", "math"] = key(
         "Attention kernel on a CUDA GPU. auto benchmarks the kernels at the start, after checking each"
-        " against the plain one; the choice is saved with the run.",
+        " against the plain implementation; the choice is saved with the run.",
         default="auto",
         example="flash",
     )
     graphs: Annotated[Literal["auto", "on", "off"], Switch] = key(
-        "Capture each micro-batch as a CUDA graph, for small models and batches where the GPU waits for"
-        " the host. auto: measured after the first step, and the faster way is saved with the run. on:"
-        " wherever possible.",
+        "Capture each micro-batch as a CUDA graph, which helps small models and batches, where the GPU"
+        " waits for the host. auto: try both after the first step, and save the faster choice with the"
+        " run. on: wherever possible.",
         default=ResolvedTrain.graphs,
         example="off",
     )
     deterministic: Flag = key(
-        "Bit-for-bit reproducible on the same GPU and versions, at some cost in speed.", default=False, example="true"
+        "Make training bit-for-bit reproducible on the same GPU and versions; somewhat slower.",
+        default=False,
+        example="true",
     )
-    threads: Whole = key("CPU threads; 0: all of the machine's.", default=0, example="2", ge=0, le=4096)
+    threads: Whole = key("CPU threads; 0: as many as the machine has.", default=0, example="2", ge=0, le=4096)
     ranks: Whole = key(
         "Training processes, one per GPU; the batches are the same as with one process. 0: one for each GPU.",
         default=0,
@@ -292,7 +294,7 @@ class Train(Section):
         ge=1,
     )
     time_limit: Duration | None = key(
-        "Wall-clock limit of the trainer. It lands in time: the learning rate decays and a final"
+        "Wall-clock limit for the trainer. Before the limit, the learning rate decays and a final"
         " checkpoint is saved. 0: none.",
         derived="limits.time",
         example="45m",
@@ -315,14 +317,14 @@ class Limits(Section):
         example="$12.00",
         gt=0,
     )
-    time: Duration = key("How long the instance may live; 0: no time limit.", default=0.0, example="6h", ge=0.0)
+    time: Duration = key("How long the instance may exist; 0: no time limit.", default=0.0, example="6h", ge=0.0)
     idle: Duration = key(
         "Destroy an instance that has not trained for this long.", default=1800.0, example="30m", ge=1.0, le=86400.0
     )
     unsaved: Duration = key(
         "Stop if the store has refused every push for this long (no permission, no bucket, an expired"
         " token), because everything trained since the last push would be lost. If the store does not"
-        " answer, the run keeps waiting. 0: keep training.",
+        " respond, the run keeps waiting. 0: keep training.",
         default=1800.0,
         example="30m",
         ge=0.0,
@@ -347,7 +349,7 @@ class Limits(Section):
         example="stop",
     )
     relaunches: Whole = key(
-        "How often the guard may relaunch after the instance is preempted or lost, within the spend limit.",
+        "How many times the guard may relaunch the run after an instance is preempted or lost, within the spend limit.",
         default=10,
         example="3",
         ge=0,
@@ -360,7 +362,7 @@ class SshHost(Section):
 
     host: Text = key("Host name or address.", default="", example="gpu.example.org")
     user: Text = key("User name for the login.", default="", derived="your local user name", example="me")
-    port: Whole = key("Port of its SSH server.", default=22, example="2222", ge=1, le=65535)
+    port: Whole = key("Port of the host's SSH server.", default=22, example="2222", ge=1, le=65535)
     key_file: Text = key(
         "File with the private key, mode 600.",
         default="",
@@ -377,13 +379,13 @@ class SshHost(Section):
         "File in which to look up the host's key.", default="~/.ssh/known_hosts", example="hosts.txt"
     )
     work_dir: Text = key(
-        "Folder on the host for runs and environments; a relative path starts at the user's home.",
+        "Folder on the host for runs and environments; a relative path starts in the user's home directory.",
         default=".homing",
         example="/data/homing",
     )
     rate: Usd = key(
-        "Dollars per hour. For your own host this is a made-up rate; it must not be zero, because the"
-        " spend limit is based on it.",
+        "Dollars per hour. For your own host, make up a rate. It must not be zero, because the spend limit"
+        " is based on it.",
         default=Decimal("0.36"),
         example="$0.80/h",
         gt=0,
@@ -391,7 +393,7 @@ class SshHost(Section):
     python: Text = key(
         "A Python interpreter on the host, 3.11 or newer, with torch and the rest of homing[lm].",
         default="",
-        derived="an environment is created there with the versions used here",
+        derived="a new environment on the host, with the versions used on this computer",
         example="/opt/venv/bin/python",
     )
 
@@ -404,11 +406,11 @@ class Cloud(Section):
         default=["local"],
         example="[runpod, shadeform]",
     )
-    gpu: Text = key("Only offers with this GPU.", default="", derived="any that fits", example="H100")
+    gpu: Text = key("Use only offers with this GPU.", default="", derived="any that fits", example="H100")
     num_gpus: Whole = key("GPUs per instance.", default=1, example="1", ge=1, le=1024)
     on_preempt: Literal["relaunch", "stop"] = key(
-        "When the instance is preempted or lost: relaunch (the guard resumes from the last checkpoint on"
-        " the next offer) or stop.",
+        "What to do if the instance is preempted or lost: relaunch (the guard resumes the run from the last"
+        " checkpoint on the next offer) or stop.",
         default="relaunch",
         example="stop",
     )
@@ -425,8 +427,8 @@ class Cloud(Section):
     aws: AwsCloud = Field(default_factory=AwsCloud)
     modal: ModalCloud = Field(default_factory=ModalCloud)
     volume: Text = key(
-        "A persistent folder on the instance. Datasets, artifacts, runs, cache and hf_cache are created"
-        " in it at boot, and the Hugging Face cache is kept there. Not available on local.",
+        "A persistent folder on the instance. The folders datasets, artifacts, runs, cache and hf_cache are"
+        " created in it at boot, and the Hugging Face cache is kept there. Not available on local.",
         default="",
         example="/workspace",
     )

@@ -1,8 +1,8 @@
 """Building blocks of the schema: value types with human units, the base class `Section`, and `key`.
 
-Each type is an annotated type for pydantic: human units in, base units out. `Filled` also refuses placeholders that the
-user forgot to replace, such as YOUR_BUCKET or <volume id>. `key` declares a key and everything that `homing explain`
-prints about it.
+Each type is an annotated type for pydantic that accepts human units and returns base units. `Filled` also refuses
+placeholders that the user forgot to replace, such as YOUR_BUCKET or <volume id>. `key` declares a key and everything
+that `homing explain` prints about it.
 """
 
 from __future__ import annotations

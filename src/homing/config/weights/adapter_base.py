@@ -1,6 +1,6 @@
 """Find an adapter's base weights on this computer. To start from an adapter, a phase needs the base weights too.
 
-lineage of the adapter's checkpoint -> the base stage -> the run's open weights | a checkpoint of ours | sent files
+lineage of the adapter's checkpoint -> the base stage -> the run's open weights | our checkpoint | files sent at launch
 
 This module only finds the folder. The trainer compares the sha256 of the tensors before it combines the two.
 """
@@ -21,14 +21,14 @@ from homing.wire.run_json import Run
 
 __all__ = ["find_adapter_base"]
 
-_OPEN = "base"  # phase name in the lineage of open weights from upstream
+_OPEN = "base"  # the phase name that a checkpoint's lineage uses for open weights
 
 
 def find_adapter_base(adapter: Path, source: Source | None) -> Path:
     """Return the folder with the base weights.
 
-    `source` is the run's `model.from`. Raises DataError, saying what was searched for, if the weights are missing,
-    differ from `source`, or are themselves an adapter.
+    `source` is the run's `model.from`. Raise DataError, naming the base weights, if they are missing, differ from
+    `source`, or are themselves an adapter.
     """
     before = _stage_before(adapter)
     if before.phase == _OPEN and source is not None:
@@ -63,7 +63,7 @@ def _stage_before(adapter: Path) -> Stage:
             why=f"Adapters trained by homing have a {file_names.MANIFEST} that identifies the base weights.",
             fix=f"Merge it: homing export {adapter} --to merged --base WEIGHTS --out FOLDER   then init_from: FOLDER",
         )
-    # The config names an earlier stage if training of this adapter continued from another adapter.
+    # The config names an earlier stage if the training of this adapter continued that of another adapter.
     stage = _adapter_config(adapter).get("homing_base_stage")
     return manifest.lineage[stage if isinstance(stage, int) and 0 <= stage < len(manifest.lineage) else -2]
 
@@ -109,7 +109,7 @@ def _is_it(folder: Path, before: Stage) -> bool:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Return whether all weight files are present.
+    """Return True if all weight files are present.
 
     An index alone is not enough: if the instance downloaded the weights from the Hub itself, only the config files are
     here.

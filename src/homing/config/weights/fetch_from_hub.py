@@ -99,7 +99,7 @@ def _recall(repo_id: str, revision: str) -> Listing | None:
         is_it = is_it and all(isinstance(size, int) for size in listing.sizes.values()) and "" not in listing.hashes
         is_it = (
             is_it and "is_public" in saved["listing"]
-        )  # written by an older version of homing without this field, so query the Hub again
+        )  # older versions of homing did not write this field; in that case, query the Hub again
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return listing if is_it else None
@@ -149,7 +149,7 @@ def _fetching(hub: Any, repo_id: str, name: str, at: dict[str, Any]) -> Callable
 
 
 class _NoAnswer(Exception):
-    """The Hub neither fulfilled nor refused the request: a network failure or a server error."""
+    """Raised if a network failure or a server error kept the Hub from answering the request."""
 
 
 def _asked(repo_id: str, revision: str, question: Callable[[], _T]) -> _T:
@@ -258,7 +258,7 @@ def _token(hub: Any) -> tuple[str, str]:
     if not token:
         return "", "no token"
     shown = f"{token[:3]}...{token[-2:]}" if len(token) > 12 else "****"
-    return token, f"the token of {source}, {shown},"
+    return token, f"the token of {source} ({shown})"
 
 
 def _page(repo_id: str) -> str:
@@ -288,7 +288,7 @@ def init_folder(typed: str) -> Path:
         raise DataError(
             what=f"{found['repo']} has no checkpoint in {path or 'its top folder'}.",
             why=f"There is no {inside}config.json in commit {listing.commit[:12]}.",
-            fix=f"See https://huggingface.co/{found['repo']}/tree/{listing.commit}",
+            fix=f"Choose another folder: https://huggingface.co/{found['repo']}/tree/{listing.commit}",
         )
     target = home() / "cache" / "checkpoints" / found["repo"].replace("/", "--") / listing.commit / path
     if not (target / _WHOLE).exists():
@@ -297,7 +297,7 @@ def init_folder(typed: str) -> Path:
 
 
 def _take(source: Path, wanted: list[str], target: Path) -> None:
-    """Copy the files into `target` as real files: the Hub cache has symlinks, which a checkpoint folder must not have.
+    """Copy the files to `target` as real files, because a checkpoint folder must not have the Hub cache's symlinks.
 
     Hard links are used if possible, so that the files do not take up space twice.
     """

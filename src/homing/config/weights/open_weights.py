@@ -76,9 +76,9 @@ class Source:
 
     @property
     def hub_files(self) -> tuple[SourceFile, ...]:
-        """The weights, if an instance can download them from the Hub itself; otherwise empty.
+        """The weights that an instance can download from the Hub itself: all of them, or none.
 
-        That requires a public repository and a hash from the Hub for every file.
+        All of them requires a public repository and a hash from the Hub for every file.
         """
         return self.weights if self.is_public and all(file.sha256 for file in self.weights) else ()
 
@@ -94,7 +94,7 @@ def read_source(text: str, *, base: Path | None = None) -> Source:
     found = _ADDRESS.fullmatch(text)
     if found is None:
         raise UsageError(
-            what=f"{text!r} is not a valid address of open weights.",
+            what=f"{text!r} is not a valid address for open weights.",
             why="Use hf:OWNER/NAME for a model on the Hub, or hf:OWNER/NAME@REVISION for one revision.",
             fix="For example: model.from: hf:Qwen/Qwen2.5-7B-Instruct",
         )
@@ -126,7 +126,7 @@ def _read_folder(folder: Path) -> Source:
 
 
 def _chosen(sizes: dict[str, int], where: str) -> list[str]:
-    """Return the names of the config files and any unsharded weights. Raises DataError that lists all missing files."""
+    """Return the names of the config files and any unsharded weights. Raise DataError, listing all missing files."""
     missing = [name for name in (CONFIG, file_names.TOKENIZER) if name not in sizes]
     if file_names.WEIGHTS not in sizes and INDEX not in sizes:
         pickled = sorted(name for name in sizes if name.endswith((".bin", ".pt", ".pth")))
@@ -204,7 +204,7 @@ def _check_tokenizer(data: dict[str, Any], shape: Model, address: str) -> int:
         ids = [*vocab.values(), *(entry.get("id", 0) for entry in added if isinstance(entry, dict))]
         size = 1 + max((number for number in ids if isinstance(number, int)), default=-1)
         if size > shape.vocab_size:
-            why = f"It has {size:,} ids, but the model has only {shape.vocab_size:,} rows."
+            why = f"It has {size:,} ids, but the model has only {shape.vocab_size:,} embedding rows."
     if why:
         raise DataError(
             what=f"The {file_names.TOKENIZER} of {address} cannot be used.",
