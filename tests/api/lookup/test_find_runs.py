@@ -119,7 +119,7 @@ def test_a_phase_does_not_start_from_another_folders_model_of_the_same_name(
     monkeypatch.chdir(x)
     refused = cli("launch", "moss", "--phase", "mid", "--spend-limit", "1", "--yes")
     assert refused.code == 2
-    assert f"{x}/models/moss belongs to another moss, started in {mine.parents[1]}." in refused.err
+    assert f"{x}/models/moss belongs to another run moss, from {mine.parents[1]}." in refused.err
     assert f"--set phases.1.init_from={x}/models/moss" in refused.err
     assert reference
 

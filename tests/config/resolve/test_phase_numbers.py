@@ -286,7 +286,7 @@ def test_weights_of_another_tokenizer_are_refused_with_both_files_and_the_way_ou
 
     (start / file_names.TOKENIZER).write_text(json.dumps(TOKENIZER))
     (wrong,) = mistakes(RUN, "train.only=sft")
-    assert "models/base/tokenizer.json and data/base/tokenizer.json give different ids" in wrong.problem
+    assert "models/base/tokenizer.json and data/base/tokenizer.json give different token ids" in wrong.problem
     assert "homing prep base --tokenizer models/base/tokenizer.json" in wrong.suggestion
     (wrong,) = mistakes(RUN, f"phases.1.init_from={start}")
     assert "different tokenizers" in wrong.problem, "named in the run file as found at home"
@@ -321,7 +321,7 @@ def test_a_phase_of_text_in_the_ids_of_an_earlier_tokenizer_is_not_taken_for_pre
     loaded = load(RUN)
     assert loaded.run.phases[1].data is not None
     assert loaded.run.phases[1].data.num_train_tokens == 0
-    assert any("the tokenizer changed" in warning for warning in loaded.warnings)
+    assert any("the tokenizer has changed" in warning for warning in loaded.warnings)
 
 
 def test_open_weights_with_the_tokenizer_of_others_in_the_data_folder_are_not_ready(

@@ -217,7 +217,7 @@ def test_a_gated_or_missing_model_says_which_token_was_used(hub: Hub, monkeypatc
     monkeypatch.setenv("HUGGINGFACEHUB_API_TOKEN", READ)
     with pytest.raises(DataError) as caught:
         read_source("hf:them/gated")
-    assert f"token of HUGGINGFACEHUB_API_TOKEN, {READ[:3]}...{READ[-2:]}" in caught.value.why, "of two, this one"
+    assert f"token of HUGGINGFACEHUB_API_TOKEN ({READ[:3]}...{READ[-2:]})" in caught.value.why, "of two, this one"
     monkeypatch.delenv("HUGGINGFACEHUB_API_TOKEN")
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)

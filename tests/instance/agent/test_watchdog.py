@@ -230,7 +230,7 @@ def test_a_stall_is_many_usual_steps_and_at_least_two_minutes(clock: Clock, run_
     clock.pass_s(119)
     assert dog.why_stalled() == ""
     clock.pass_s(1)
-    assert "no step for 120 s, normally 1.0 s" in dog.why_stalled()
+    assert "no step for 120 s, normally one every 1.0 s" in dog.why_stalled()
     train(clock, run_dir, range(12, 62), step_s=30)
     dog.read()
     clock.pass_s(299)
