@@ -127,7 +127,7 @@ def test_an_input_that_is_not_in_the_store_is_asked_for_three_times_and_then_end
         event for line in path.read_text().splitlines() if (event := codec.loads(Event, line)).data.get("stops")
     ]
     assert (messages.kind, messages.data["stops"]) == ("input_missing", boot.mark)
-    assert messages.text.startswith(f"Cannot fetch data/b: {boot.inputs[1].key} is not in {store.url}, try 3 of 3.")
+    assert messages.text.startswith(f"Cannot fetch data/b: {boot.inputs[1].key} is not in {store.url} (try 3 of 3).")
     assert "homing launch amber-1 --resume" in messages.text
     is_late = True
     assert run_sync(boot, "--fetch", Waiting()) == 0, "one that comes late is taken"

@@ -48,8 +48,8 @@ def test_a_key_is_explained_by_any_way_of_writing_it(
 @pytest.mark.parametrize(
     ("key", "why"),
     [
-        ("cloud.runpod.image", "else one is installed at boot"),
-        ("cloud.runpod.min_cuda", "built for a newer one does not start"),
+        ("cloud.runpod.image", "Otherwise, torch is installed at boot"),
+        ("cloud.runpod.min_cuda", "An image does not start if it was built for a newer CUDA version"),
         ("phases.0.epochs", "beyond about 4, further passes teach little"),
     ],
 )
