@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "homing"
 USER_FACING = ("error", "message", "help", "docs")
 INTERNAL = ("docstring", "comment")
-PRINTED = ("error", "message")  # their line breaks are kept, because a person sees them
+WITH_LINES = ("error", "message", "docstring")  # their line breaks are kept, because a person sees them
 MIN_WORDS = 5
 ERROR_FIELDS = {"what": "error:", "why": "why", "fix": "fix"}  # each is one line on the terminal, with this label
 SAYING = ("say", "notify", "warn", "alert", "append")  # calls whose text a person reads
@@ -75,7 +75,7 @@ def _read_texts() -> Iterator[Text]:
         source = path.read_text(encoding="utf-8")
         for kind, text, line in (*code_texts(ast.parse(source)), *comments(source)):
             if len(text.split()) >= MIN_WORDS:
-                shown = text.strip() if kind in PRINTED else " ".join(text.split())
+                shown = text.strip() if kind in WITH_LINES else " ".join(text.split())
                 yield Text(kind, shown, f"{path.relative_to(ROOT)}:{line}")
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for text, line in sentences(path.read_text(encoding="utf-8")):
