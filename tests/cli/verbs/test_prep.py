@@ -375,7 +375,7 @@ def test_open_weights_go_on_with_plain_text_in_their_own_tokenizer(
     assert not changed.is_prepared
     assert (changed.run.data.manifest_sha256, changed.run.phases[1].data.manifest_sha256) == ("", "")
     assert "not prepared with the tokenizer of model.from" in "\n".join(changed.warnings)
-    assert "phases.1.data: the tokenizer changed" in "\n".join(changed.warnings)
+    assert "phases.1.data: the tokenizer has changed" in "\n".join(changed.warnings)
     command("on")
     assert load_run("on").is_prepared
 
