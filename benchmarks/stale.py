@@ -23,6 +23,8 @@ from typing import Any
 __all__ = ["AREAS", "stale"]
 
 ROOT = Path(__file__).resolve().parents[1]
+_FIELDS = ("what", "why", "fix", "help")  # keywords of calls whose text a person reads
+_SAYING = ("say", "notify", "warn", "alert")  # calls whose last argument a person reads
 _CLOUD = ("src/homing/cloud", "src/homing/instance", "src/homing/wire", "src/homing/world", "src/homing/store")
 _TRAIN = ("src/homing/lm/train", "src/homing/lm/model", "src/homing/lm/phases", "src/homing/lm/data/shards")
 _SIMULATED = (*_CLOUD, "tests/sim", "tests/doubles", "benchmarks/simulate.py")
@@ -143,7 +145,7 @@ def _is_clean(value: Any) -> bool:
 def _behind(root: Path, commit: str, area: tuple[str, ...]) -> int | None:
     """Commits since that changed the area; None where the commit is no ancestor of what is checked out.
 
-    Commits that together changed only comments and docstrings do not count."""
+    Commits that together changed only comments, docstrings and the wording of messages do not count."""
     if _git(root, "merge-base", "--is-ancestor", commit, "HEAD") is None:
         return None
     if not area or not _is_code_changed(root, commit, area):
@@ -169,7 +171,19 @@ def _code(root: Path, commit: str, file: str) -> str | None:
         has_body = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         if has_body and ast.get_docstring(node) is not None:
             del node.body[0]
+        if isinstance(node, ast.Call):
+            for shown in _shown_texts(node):
+                for part in ast.walk(shown):
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                        part.value = ""
     return ast.dump(tree)
+
+
+def _shown_texts(call: ast.Call) -> list[ast.expr]:
+    """Return the arguments of a call that are only shown to a person: fields of an error, help, and messages."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    fields = [word.value for word in call.keywords if word.arg in _FIELDS]
+    return [*fields, *(call.args[-1:] if name in _SAYING else [])]
 
 
 def _git(root: Path, *arguments: str) -> str | None:

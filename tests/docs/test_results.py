@@ -148,15 +148,19 @@ def test_what_is_older_than_its_area_is_listed_and_nothing_else(
     assert list(stale.stale(tmp_path)) == ["results/old.json: 2 commits behind"]
 
 
-def test_changed_comments_and_docstrings_make_no_result_stale(
+def test_changed_comments_docstrings_and_messages_make_no_result_stale(
     git: Git, tmp_path: Path, stale: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stale, "AREAS", {"results/old": ("src/area",)})
-    code = 'def double(x):\n    """Return twice x."""\n    return 2 * x  # x + x\n'
+    code = (
+        'def double(x):\n    """Return twice x."""\n    notify(f"warning: {x} is small")\n    return 2 * x  # x + x\n'
+        'class Bad(Exception):\n    def __init__(self, what, why): ...\nraise Bad(what=f"{1} left", why="too few")\n'
+    )
     (tmp_path / "src/area/code.py").write_text(code)
     git("commit", "-qam", "code")
     result_of(tmp_path).write_result("old", {}, passed=True)
-    (tmp_path / "src/area/code.py").write_text(code.replace("Return twice x", "Double x").replace("  # x + x", ""))
+    reworded = code.replace("Return twice x", "Double x").replace("  # x + x", "").replace("is small", "is too small")
+    (tmp_path / "src/area/code.py").write_text(reworded.replace("left", "remaining").replace("too few", "few"))
     git("commit", "-qam", "words")
     assert list(stale.stale(tmp_path)) == []
     (tmp_path / "src/area/code.py").write_text(code.replace("2 * x", "3 * x"))

@@ -347,4 +347,4 @@ def test_a_part_is_brought_only_where_it_cannot_change_the_mix(capsys: pytest.Ca
     say_if_less(80, [pattern], manifest)  # type: ignore[arg-type]
     assert capsys.readouterr().err == ""
     say_if_less(100, [pattern], manifest)  # type: ignore[arg-type]
-    assert "data.take asks for 100 B of text, but the downloaded files contain 80 B" in capsys.readouterr().err
+    assert "data.take asks for 100 B of text, but the downloaded files contain only 80 B" in capsys.readouterr().err

@@ -175,4 +175,4 @@ def test_the_page_and_its_files_ask_for_nothing_outside(client: httpx.Client) ->
     assert all(address.startswith("://www.w3.org/2000/svg") for address in addresses), addresses
     assert "innerHTML" not in own
     assert "insertAdjacentHTML" not in own
-    assert "enforces no limits and ends nothing" in page
+    assert "enforces no limits and destroys no instances" in page

@@ -71,7 +71,7 @@ def test_a_person_sees_all_runs_then_one_and_its_curves_grow(
         page.until("document.querySelector('#next').innerText.includes('homing stop')")
         assert "once <b>upon</b> a time" in page.text("#samples"), "as text, whoever wrote it"
         assert "hf_" not in page.text("#log")
-        assert "enforces no limits and ends nothing" in page.text("footer")
+        assert "enforces no limits and destroys no instances" in page.text("footer")
         add(folder, file_names.METRICS, step(7, 0.125))
         page.until("document.querySelector('#charts .now').innerText.startsWith('0.125')")
         page.js(f"location.hash = 'run={RENTED}'")

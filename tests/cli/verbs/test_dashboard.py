@@ -66,7 +66,7 @@ def test_what_it_prints_works_until_it_is_ended(
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "")
     assert err.endswith("Dashboard stopped; all runs continue.\n")
-    assert "enforces no limits and ends nothing" in err
+    assert "enforces no limits and destroys no instances" in err
     assert "Traceback" not in err
     assert token not in err
 

@@ -54,7 +54,7 @@ def test_a_run_at_its_limit_is_ended_and_what_no_run_knows_exits_6(say: Homing, 
         forget(homing_home)
         said = say("guard", "--once")
         assert said.code == 6
-        assert "belongs to no run" in said.out
+        assert "belongs to no known run" in said.out
     finally:
         for pid, _ in marked_now(Home(homing_home, World())):
             World().signal(pid, signal.SIGKILL)

@@ -5,7 +5,8 @@
   every 10 s     what `homing status` shows, and the next commands
   every minute   checkpoints, instances and receipt, as in `homing report`; immediately after a new checkpoint
 
-Each run has one thread for all this, so that a slow store delays only that run. It enforces no limits and ends nothing.
+Each run has one thread for all this, so that a slow store delays only that run. The page is read-only: it enforces no
+limits and destroys no instances.
 """
 
 from __future__ import annotations

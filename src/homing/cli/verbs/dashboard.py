@@ -20,9 +20,10 @@ def command(
     ] = 8100,
     json: Json = False,
 ) -> None:
-    """Show all runs and what is billing, live in the browser. It is read-only: it enforces no limits and ends nothing.
+    """Show all runs and what is billing, live in the browser.
 
-    Set the access token with HOMING_DASHBOARD_TOKEN; otherwise a new token is generated on every start.
+    The page is read-only: it enforces no limits and destroys no instances. Set the access token with
+    HOMING_DASHBOARD_TOKEN; otherwise a new token is generated on every start.
     """
     server = open_dashboard(port=port)
     try:
@@ -43,4 +44,6 @@ def _print_address(url: str, token: str, *, is_made: bool) -> None:
         return
     print("Open in a browser:" if is_made else f"Open in a browser and enter the token from {TOKEN}:")
     print(f"  {url}/{f'#token={token}' if is_made else ''}", flush=True)
-    output.say("Read-only: the dashboard enforces no limits and ends nothing. Ctrl-C stops only the dashboard.")
+    output.say(
+        "Read-only: the dashboard enforces no limits and destroys no instances. Ctrl-C stops only the dashboard."
+    )
