@@ -148,7 +148,7 @@ def bigram_nats(train: TokenSplit, val: NDArray[np.int64], vocab_size: int) -> N
         seen = chunk[:-1] * vocab_size + chunk[1:]
         at = np.minimum(np.searchsorted(wanted, seen), len(wanted) - 1)
         pairs += np.bincount(at[wanted[at] == seen], minlength=len(wanted))
-    # Add-one smoothing makes a token in val that is not in train improbable, not impossible.
+    # Because of add-one smoothing, a token of val that is missing from train is improbable rather than impossible.
     unigram = (unigrams + 1.0) / (unigrams.sum() + vocab_size)
     before, after = val[:-1], val[1:]
     tried = (-np.log((pairs[place] + k * unigram[after]) / (firsts[before] + k)) for k in _PRIOR_WEIGHTS)

@@ -1,11 +1,11 @@
 """Computes loss on held-out conversations: nats of the assistant's text, rendered with the model's own chat template.
 
     file -> check of every line -> ids and mask (`lm/data/chat`) -> nats of the target tokens -> sums over conversations
-    shards held out by `homing prep` -> ids and mask -> the same, but only for the tokenizer that `homing prep` used
+    shards held out by `homing prep` -> ids and mask -> the same; works only with the tokenizer that encoded the shards
 
 The tokens counted are those that SFT trains on: the assistant's text and the marker that ends its turn. An invalid
 line stops the evaluation with an error that gives the line number. Conversations that are merely too long are
-truncated, and the report says how many there were.
+truncated, and the report says how many were.
 """
 
 from __future__ import annotations

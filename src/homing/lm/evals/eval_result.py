@@ -125,12 +125,12 @@ class Score:
     name: str  # name of the figure, such as bits_per_byte, perplexity or acc
     above: Floats  # numerator of each unit
     below: Floats
-    what: str  # a description of the units, such as "38 stretches of 4,096 bytes"
+    what: str  # a description of the units, such as "38 stretches of 2,048 bytes"
     is_exp: bool = False  # whether the figure is exp(mean), like a perplexity
     is_more_better: bool = False
     by_tokenizer: bool = False  # True if the figure cannot be compared across tokenizers
-    is_plain: bool = False  # whether every unit is 0 or 1
-    is_compared: bool = True  # False if another figure gives the same comparison
+    is_plain: bool = False  # whether the value of every unit is either 0 or 1
+    is_compared: bool = True  # False if comparing another figure leads to the same conclusion
 
     @property
     def units(self) -> Floats:

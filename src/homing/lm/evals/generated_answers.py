@@ -48,17 +48,19 @@ _ROWS_AT_A_TIME = {"cuda": 256}
 _ROWS_ELSEWHERE = 16
 # If the longest question leaves less than 1/8 of the context for answers, half of the context is reserved for answers.
 _LEAST_OF = 8
-_TRIES = 100  # maximum attempts per question, because only one generated question in ten is held out
+# Maximum number of questions to generate for each question needed. Only one generated question in ten is held out, and
+# the others are discarded.
+_TRIES = 100
 
 
 @dataclass(frozen=True)
 class Asking:
     """How answers are sampled."""
 
-    pass_at: tuple[int, ...] = ()  # values of k; pass@1 is always reported
-    num_samples: int = 0  # number of samples per question; 0 for the largest k
-    temperature: float | None = None  # None means 0 for one sample per question, and 0.8 for more
-    max_new_tokens: int | None = None  # None means NEW_TOKENS, or less if the context has no room for them
+    pass_at: tuple[int, ...] = ()  # values of k for which pass@k is reported; pass@1 is always reported
+    num_samples: int = 0  # number of samples per question; 0 means the largest k in `pass_at`
+    temperature: float | None = None  # None means 0 with one sample per question, and 0.8 with several
+    max_new_tokens: int | None = None  # None means NEW_TOKENS, or as many as the context has room for
     seed: int = 0
 
     @property
@@ -124,7 +126,8 @@ def measure_answers(
         )
     right = np.zeros(len(items), dtype=np.int64)
     num_cut = 0
-    # As in rl phases, only word problems may use the calculator. A plain sum would merely be copied into it.
+    # As in rl phases, the model may use the calculator only for word problems. It would answer a plain sum by merely
+    # copying it into the calculator.
     may_call = [items[number].is_number for number in asked]
     asked_ids = [prompts[number] for number in asked]
     drawn = _draw(model, tokenizer, prompt.stop_ids, asked_ids, may_call, asking, new_tokens, notify)

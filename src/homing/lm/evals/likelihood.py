@@ -45,7 +45,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Scored:
-    """The results for one row's targets, in order."""
+    """The nats of one row's targets, in order, and whether each target was the most likely token."""
 
     nats: NDArray[np.float64]
     is_likeliest: NDArray[np.bool_]  # empty unless requested

@@ -40,7 +40,7 @@ What = Text | TaskFile | Chats
 
 @dataclass(frozen=True)
 class How:
-    window: int = 0  # tokens per row of text; 0 for the model's context, at most text_loss.LARGEST_WINDOW
+    window: int = 0  # tokens per row of text; 0 means text_loss.LARGEST_WINDOW, or the context if that is shorter
     at_most: int = 0  # number of documents or conversations; 0 for all
     asking: Asking = field(default_factory=Asking)
 

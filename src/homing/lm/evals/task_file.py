@@ -60,16 +60,22 @@ class TaskFile:
     form: str
     items: list[Item]
     sha256: str
-    answer_tokens: int = 0  # maximum answer length in the task's rl phase; 0 if it is not from an rl phase
+    answer_tokens: int = 0  # maximum answer length in the rl phase that the task is from; 0 if there is no such phase
 
     @property
     def asks_for_answers(self) -> bool:
-        """True if the model must generate answers. Each kind of rl task is a separate form, graded in its own way."""
+        """True if the model must generate answers, which is so for every form except choices and cloze.
+
+        Each kind of rl task has its own form, because answers are graded differently for each.
+        """
         return self.form not in ("choices", "cloze")
 
 
 def read_task(path: str, *, form: str = "", at_most: int = 0) -> TaskFile:
-    """Read a task file. If `form` is "", the first line determines it. Lines after `at_most` are checked too."""
+    """Read a task file and return its first `at_most` items (0: all). Every line is checked, even if not returned.
+
+    If `form` is "", the first line determines the format of the file.
+    """
     source = find_sources([path], key="task").sources[0]
     items: list[Item] = []
     problems: list[str] = []

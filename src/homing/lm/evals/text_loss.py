@@ -1,4 +1,4 @@
-"""Computes bits per byte and perplexity on any text: files, or the text that a run held out.
+"""Computes bits per byte and perplexity on any text: files, or the text held out from a run's training data.
 
     documents -> <|endoftext|> and their ids -> overlapping windows -> nats -> sums over stretches of bytes
 
@@ -123,7 +123,10 @@ def measure_text(
 
 
 class _Sums:
-    """Adds up the nats, bytes and tokens in each stretch. Add scores in the order in which `rows` yielded the rows."""
+    """Adds up the nats, bytes and tokens in each stretch of text.
+
+    Call `add` once for each row that `rows` yielded, in the same order.
+    """
 
     def __init__(self, token_bytes: Sequence[int]) -> None:
         self._token_bytes = np.array(token_bytes, dtype=np.int64)
@@ -159,7 +162,10 @@ class _Sums:
         return nats, num_bytes, tokens
 
     def _new_stretches(self, num_bytes: int, ids: list[int]) -> NDArray[np.int64]:
-        """Return the stretch in which each id begins. Each document begins a new stretch."""
+        """Return, for each token id, the index of the stretch in which the token begins.
+
+        A stretch never spans two documents.
+        """
         sizes = self._token_bytes[ids]
         starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         count = -(-num_bytes // STRETCH_BYTES)
@@ -169,5 +175,5 @@ class _Sums:
         self._tokens += [0] * count
         self._bytes += lengths
         self.num_documents += 1
-        # With a tokenizer that normalizes text, the last token may begin a byte or two after the end of the original.
+        # If the tokenizer normalizes text, the last token may begin a byte or two after the end of the document itself.
         return first + np.minimum(starts // STRETCH_BYTES, count - 1)

@@ -1,6 +1,6 @@
 """Writes an export to a temporary folder that is renamed only after the export passes its check.
 
-An export therefore is either complete or does not exist. Only a folder that contains an export can be replaced, so a
+An export is therefore either complete or absent. Only a folder that contains an export can be replaced, so a
 mistake such as `--out ~` never deletes other files.
 """
 

@@ -45,8 +45,8 @@ class Proof:
     max_gap: float  # largest difference between a logit and its expected value
     num_logit_rows: int
     num_texts: int  # number of texts that both tokenizers encode to the same ids
-    num_chats: int  # number of chats that both encode to the same ids; 0 without a template
-    note: str = ""  # something that users of the export must know
+    num_chats: int  # number of chats that both tokenizers encode to the same ids; 0 without a template
+    note: str = ""  # a remark that users of the export must read
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -161,9 +161,9 @@ def _open(folder: Path) -> Any:
 
 
 def _compare_chats(opened: Opened, tokenizer: Any) -> int:
-    """Compare token ids on random chats; return how many chats had equal ids.
+    """Compare the ids from homing and from transformers for random chats; return how many chats have equal ids.
 
-    If the template rejects a chat in one implementation, the other must reject it too.
+    If one of the two rejects a chat because of its template, the other must reject it too.
     """
     if opened.template is None:
         return 0
@@ -177,7 +177,7 @@ def _compare_chats(opened: Opened, tokenizer: Any) -> int:
         except Fault:
             examples = []
         upstream = _their_ids(tokenizer, messages)
-        # A template that rewrites earlier turns gives one example per answer, and the last one contains all turns.
+        # If the template rewrites earlier turns, there is one example per answer, and the last one contains all turns.
         ours = [int(i) for i in examples[-1].ids] if examples else None
         if ours != upstream:
             raise _failed("chats", f"the ids differ for the chat that begins with {messages[0]['content'][:40]!r}.")

@@ -177,7 +177,8 @@ def verify_files(folder: Path, card: Card) -> None:
     listed = {file.name: file for file in manifest.files}
     described_by = file_names.RUN if (folder / file_names.RUN).is_file() else CONFIG
     whole_or_adapter = (file_names.WEIGHTS, file_names.ADAPTER, file_names.ADAPTER_CONFIG)
-    # Also check listed files that are missing: without its config, an adapter could be merged into the wrong weights.
+    # Include files that the manifest lists but the folder lacks, so that they are reported as missing. Without its
+    # config, for example, an adapter could be merged into the wrong weights.
     weights = [name for name in whole_or_adapter if name in listed or (folder / name).is_file()]
     if not weights:
         weights = [INDEX, *sorted(path.name for path in folder.glob("model-*.safetensors"))]

@@ -88,8 +88,8 @@ class Chat:
             if time.monotonic() - reported_at > _REPORT_EVERY_S:
                 notify(first + len(host[0]), num_rows)
                 reported_at = time.monotonic()
-        # `exam` identifies the validation rows, because only losses on the same rows are comparable. It is empty if all
-        # rows were read: then there was no selection.
+        # `exam` identifies the rows that were evaluated, because only losses on the same rows are comparable. It is
+        # empty if all validation rows were evaluated.
         exam = f"{num_rows} rows drawn" if num_rows < self._val.num_rows() else ""
         return Evaluation(loss=nats / max(1, count), bits_per_byte=None, num_tokens=count, exam=exam)
 

@@ -29,9 +29,10 @@ class LandingController:
         self._reported_end = 0  # the end step that was reported most recently
 
     def resume(self, state: TrainState) -> tuple[bool, TrainState]:
-        """Decide whether a resumed run continues a landing from its checkpoint; return the state to use.
+        """Decide whether a resumed run continues a landing from its checkpoint.
 
-        The first returned value is True if the landing is complete and there is no time for a longer run.
+        Return whether the phase is over, and the state to use. The phase is over if the landing is complete and there
+        is no time for a longer run.
         """
         landing = state.landing
         if landing is None:
@@ -43,7 +44,7 @@ class LandingController:
         return state.step >= landing.end_step, state
 
     def look(self, state: TrainState) -> TrainState:
-        """Return the state, with an earlier end if training as planned would not finish before the deadline."""
+        """Return the state, with a landing started, moved or cancelled if the time until the deadline requires it."""
         left_s = self.requests.left_s()
         landing, change = self.pilot.look(state.step, state.landing, state.warm_from, left_s, time.monotonic())
         if change and change.kind == "called_off":
@@ -63,7 +64,8 @@ class LandingController:
 
     def landed(self, step: int) -> Stop:
         of, why = self.phase.num_steps, self.requests.why()
-        # The user's machine recognizes a limit by the word "limit" in this text, whichever deadline it was.
+        # On the user's machine, homing checks whether this text contains the word "limit". The word must therefore be
+        # there, whichever deadline caused the landing.
         reason = (
             f"Landed at step {step:,} of {of:,}, within the limit ({why}): the model is finished, but was trained for "
             "fewer steps than planned."

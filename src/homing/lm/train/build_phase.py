@@ -103,7 +103,10 @@ def build(session: Session, phase: Phase, previous: Path | None) -> Built:
 
 
 def _place(session: Session, phase: Phase, model: Decoder) -> Place:
-    """Return where to keep the optimizer state. Raises if offloading is useless or does not fit in host memory."""
+    """Return where to keep the optimizer state.
+
+    Raises an error if offloading would be useless on this device, or if host memory has no room for the state.
+    """
     if phase.offload == "none":
         return Place(model.device)
     number = session.run.phases.index(phase)
@@ -218,9 +221,9 @@ def _adapted_model(
     storage = lora.storage_for(phase.method, precision)
     before = _adapter_of(session, start, phase.init_base) if (start / file_names.ADAPTER).is_file() else None
     continues = before is not None and lora.is_same(before.settings, phase.lora)
-    # When training continues with existing adapters, keep the base they were trained on. Merging the adapters into the
-    # base would round them along with it (in 4 bits they would mostly be lost). Also, other tools can load a single
-    # adapter on top of open weights.
+    # When training continues with existing adapters, leave them on the base they were trained on. If they were merged
+    # into it, the sum would be rounded, and in 4 bits most of what they learned would be lost. Also, other tools can
+    # load a single adapter on top of open weights.
     folder = before.base if before and continues else start
     model, base_sha256 = _frozen_model(session, folder, storage, base_dir="" if continues else phase.init_base)
     if before and continues:
@@ -234,7 +237,8 @@ def _adapted_model(
     adapter_config = {
         **lora.adapter_config(phase.lora, address),
         **{"homing_base_sha256": base_sha256, "homing_base_dir": os.path.relpath(folder, session.run_dir)},
-        # The base's index in the lineage. The base is several stages back if training continued with earlier adapters.
+        # Index of the base weights in the list of training stages. If training continued with earlier adapters, the
+        # base weights are older than the last stage.
         "homing_base_stage": before.base_stage if before and continues else len(lineage) - 1,
     }
     return model, {file_names.ADAPTER_CONFIG: json.dumps(adapter_config, indent=1).encode()}

@@ -31,11 +31,12 @@ _WINDOW = 50  # number of recent steps from which the current speed is computed
 _RECENT = 15  # number of recent steps for the estimate shown to users, which should adapt quickly to faster steps
 _ENOUGH = 2  # number of measured steps before any decision; the first step includes compiling and is never counted
 _SURE = 5  # number of measured steps before the end is announced to users
-_DOUBT = 1.25  # safety factor for the duration of the work after the last step: the last save may be the slowest
+_DOUBT = 1.25  # safety factor for the duration of the work after the last step, because the last save may be slow
 # Seconds added to the duration of the work after the last step, to allow for a slow disk and for deleting old
 # checkpoints. They must exceed the reserve of `ControlRequests.stop`, which would otherwise cut the landing short.
 _SPARE_S = 3.0
-# Safety factor for the step time before the decay begins: moving the end during the decay makes the decay steeper.
+# Safety factor for the step time, used until the decay begins. It makes it less likely that the end must move to an
+# earlier step during the decay, which would make the decay steeper.
 _STEP_DOUBT = 1.03
 # Time per token in evaluation, relative to training, assumed for deadlines: there is no backward pass, but batches are
 # smaller.
@@ -45,7 +46,7 @@ _FORWARD_SHARE = 0.5
 _LIKELY_SHARE = 1 / 3
 _REMEMBERED = 4  # number of recent durations stored for each kind of work: evaluation, save, sampling
 _DISK_BYTES_PER_S = 50e6  # assumed until a save is measured: the speed of a slow disk, with fsync and reading back
-_RAISED_S = 20.0  # a deadline that moves by more than this was changed by the user; new estimates move it less
+_RAISED_S = 20.0  # a deadline that moves by more than this was changed by the user; new estimates move it by less
 
 
 @dataclass
@@ -107,7 +108,7 @@ class Pace:
         self._phase, self._can_evaluate = phase, can_evaluate
         self._checkpoint_bytes, self._sampled_layers = checkpoint_bytes, sampled_layers
         self._rates = rates or Rates()
-        # A copy of the rates at the start, used for estimates; measurements change only `_rates`.
+        # Estimates use the rates from the start of the phase; measurements change only `_rates`.
         self._rates_at_start = dataclasses.replace(self._rates)
         # In rl, the first of every `updates_per_rollout` steps generates the samples for all of them, so the
         # speed is measured over whole groups of these steps.
@@ -121,7 +122,7 @@ class Pace:
         self._guessed_save_s = checkpoint_bytes / _DISK_BYTES_PER_S
 
     def know(self, step_s: float) -> None:
-        """Set the step duration from a checkpoint, to use until the first step on this machine has been measured."""
+        """Use this step duration, from a checkpoint, until the first step on this machine has been measured."""
         self._known_step_s = step_s
 
     def step(self, seconds: float) -> None:
@@ -175,8 +176,8 @@ class Pace:
     def step_s(self) -> float:
         """The expected mean duration of the next steps, in seconds; 0 if unknown.
 
-        The mean is used because durations are added up. It excludes the slowest step, because a single pause of the
-        machine would distort it.
+        The mean is used because many durations are added up. It excludes the slowest step, because a single pause of
+        the machine would distort it.
         """
         return self._step_s if self._steps else self._known_step_s
 
@@ -198,7 +199,8 @@ class Pace:
 
     @property
     def _guessed_sample_s(self) -> float:
-        # Use the speed without CUDA graphs, because capturing may fail, or the measured speed if that is lower.
+        # Assume the speed without CUDA graphs, because capturing them may fail. If sampling is known to be even
+        # slower, assume that speed.
         return self._sampled_layers * max(self._rates.layer_s, Rates.layer_s)
 
     @property
@@ -237,9 +239,9 @@ class Pace:
         return seconds + last_save + sample_s
 
     def _saves_by_time(self, seconds: float, num_steps: int) -> float:
-        """Return how many saves the time interval `save_every_s` triggers.
+        """Return how many saves take place because `save_every_s` seconds have passed since the previous save.
 
-        Every save restarts the interval, so it may trigger none between two saves planned by step.
+        If saves are also planned by step, they may come so often that no such save takes place between them.
         """
         phase = self._phase
         if not phase.save_every_s or not num_steps:
@@ -257,7 +259,10 @@ class Pace:
         return num_steps * self._each_s + self.finish_s
 
     def affordable(self, seconds: float, *, doubt: float = 1.0) -> int:
-        """Return how many more steps, with the work after the last one, fit; negative if not even that work fits."""
+        """Return how many more steps can be taken in `seconds` if training must also finish in that time.
+
+        The result is negative if there is not even enough time for the work that follows the last step.
+        """
         return int((seconds - self.finish_s) // (self._each_s * doubt))
 
     @property
@@ -315,13 +320,13 @@ class Pilot:
     def __init__(self, phase: Phase, pace: Pace, *, later_tokens: int = 0, num_later: int = 0) -> None:
         self._phase, self._pace = phase, pace
         self._later_tokens, self._num_later = later_tokens, num_later
-        self._announced: float | None = None  # the deadline when an earlier end was last announced
-        self._deadline: float | None = None  # the deadline when the landing began
+        self._announced: float | None = None  # the deadline in effect when an earlier end was last announced
+        self._deadline: float | None = None  # the deadline in effect when the landing began
 
     def look(
         self, step: int, landing: Landing | None, warm_from: int, left_s: float | None, now: float
     ) -> tuple[Landing | None, LandingChange | None]:
-        """Return the landing to use from now on, and the change to report.
+        """Return the landing to use from now on, and the change to report; either may be None.
 
         `left_s` is the number of seconds until the deadline, or None if there is none.
         """
@@ -367,13 +372,13 @@ class Pilot:
         return last >= self._phase.num_steps or last - step > 2 * rest + undone
 
     def needs_s(self, step: int) -> float:
-        """Return how many more seconds the full plan takes, if later phases are as fast per token as this phase."""
+        """Return how many more seconds the full plan takes, assuming that all phases take equally long per token."""
         pace, phase = self._pace, self._phase
         later_steps = self._later_tokens / phase.batch_tokens
         return pace.needs_s(phase.num_steps - step) + later_steps * pace.step_s + self._num_later * pace.finish_s
 
     def _last_step(self, step: int, left_s: float, *, doubt: float = 1.0) -> int:
-        """Return the last step that fits before the deadline. Later phases are shortened by the same factor."""
+        """Return the last step that fits before the deadline if later phases are shortened by the same factor."""
         planned = self._phase.num_steps
         more = self._pace.affordable(left_s - self._num_later * self._pace.finish_s, doubt=doubt)
         later_steps = self._later_tokens / self._phase.batch_tokens
@@ -383,24 +388,24 @@ class Pilot:
     def _begin_of(self, last: int, warm_from: int) -> int:
         """Return the step at which the decay begins if training ends at `last`.
 
-        The decay takes the same share of the shorter run as planned, but a cosine always starts at the end of the
-        warmup. Steps before a cancelled landing do not count. The warmup is shortened only if it would take more than
-        half of the run.
+        The decay keeps its planned share of the steps, except that a cosine decay always begins when the warmup ends.
+        Steps before a cancelled landing are not part of these steps. The warmup is shortened only if it would take
+        more than half of them.
         """
         schedule, length = self._phase.schedule, last - warm_from
         warm = warm_from + min(schedule.warmup_steps, length // 2)
         if schedule.kind == "cosine":
             return warm
         decay = round(length * schedule.decay_steps / max(1, self._phase.num_steps))
-        # Begin early enough that an evaluation, a save and a sampling fit before `last`; otherwise they could use up
-        # all the time for the decay.
+        # Begin the decay early enough to leave time for one evaluation, one save and one sampling before step `last`.
+        # Otherwise these could use up all the time set aside for the decay.
         pause = math.ceil((self._pace.eval_s + self._pace.save_s + self._pace.sample_s) / max(self._pace.step_s, 1e-6))
         return min(last - 1 - pause, max(warm, last - decay))
 
     def _move(self, step: int, landing: Landing, last: int, left_s: float) -> tuple[Landing, LandingChange | None]:
         rest = landing.end_step - step
-        # A cosine decay begins at the first decision, when little has been measured. So with cosine, and only then, the
-        # end can move to a later step.
+        # A cosine decay begins at the first decision, when little has been measured. Therefore its end can also move to
+        # a later step, which the end of other decays cannot.
         is_further = self._phase.schedule.kind == "cosine" and last - step > 1.1 * rest > 0
         if last >= landing.end_step and not is_further:
             return landing, None

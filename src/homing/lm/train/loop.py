@@ -50,8 +50,8 @@ from homing.wire.run_json import Phase, Sampling
 
 __all__ = ["train"]
 
-# device type -> by how many steps reading the metrics is delayed. A GPU gets its next step before the host reads the
-# metrics of the previous one.
+# device type -> number of steps by which reading the metrics lags behind. The next step is queued on a GPU before the
+# host reads the metrics of the previous one.
 LATE = {"cuda": 1}
 
 
@@ -76,7 +76,7 @@ def train(run_dir: Path, *, say: Callable[[str], None], requests: ControlRequest
                 work = _Phase(session, phase, previous, later=run.phases[number + 1 :])
                 ended = work.train()
                 stop = ended or stop
-                if ended and not ended.is_landed:  # a landing leaves time for later phases, so train them
+                if ended and not ended.is_landed:  # after a landing, there is still time for the later phases
                     break
                 previous = work.final
             outcome = _ended(work, stop)
@@ -102,7 +102,7 @@ def _ended(work: _Phase | None, stop: Stop | None) -> Outcome:
     reason = stop.reason if stop else "Every phase is trained."
     kind, step = work.phase.kind, work.state.step
     text = reason
-    if stop and stop.is_landed:  # an event has already reported at which step the landing ended, and why
+    if stop and stop.is_landed:  # an earlier event has reported the step at which the landing ended, and the reason
         text = "Every phase ended with a finished model, but not every phase trained for the planned number of steps."
     elif stop:
         text = f"Stopped at step {step:,}: {reason}"
@@ -215,7 +215,7 @@ class _Phase:
                 if due.is_logged or due.is_evaluated or due.is_saved:
                     self._read_figures(0)
 
-                # Evaluate, log, save, stop, sample: the time for this is excluded from the next logged speed.
+                # Time spent on evaluating, logging, saving and sampling is excluded from the next logged speed.
                 timer.pause()
                 self.evaluation = self._evaluate() if due.is_evaluated else None
                 if due.is_logged or due.is_evaluated:
@@ -371,7 +371,8 @@ class _Phase:
         self._event("step_skipped", text, notice=True, num_skipped=self.state.num_skipped)
         if in_a_row >= limit:
             raise FatalError(
-                what=f"Training stopped at step {figures.step:,}, because {in_a_row} steps in a row were not finite.",
+                what=f"Training stopped at step {figures.step:,}, "
+                f"because the loss or gradient was not finite in {in_a_row} steps in a row.",
                 why=f"The {what} is NaN or infinite. The weights are still those from the last good step.",
                 fix="Lower this phase's learning rate (lr) or lengthen its warmup. Earlier checkpoints are still good.",
             )

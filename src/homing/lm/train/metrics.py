@@ -52,7 +52,7 @@ class Journal:
         self.say = say
         self.writes_csv = writes_csv
         self.phases: Sequence[str] = ()  # the run's phases, in order
-        self._lock = threading.Lock()  # needed because `still` writes from a separate thread
+        self._lock = threading.Lock()  # held while writing, because `still` writes from a separate thread
         self._files: dict[str, IO[str]] = {}
         self._is_torn: set[str] = set()
 

@@ -38,7 +38,7 @@ class Stop:
 
     @property
     def is_landed(self) -> bool:
-        """Whether the learning rate decay was completed, so that the model is finished, but earlier than planned."""
+        """Whether training ended earlier than planned but completed its learning rate decay: the model is finished."""
         return self.kind == "landed"
 
     @property
@@ -64,7 +64,7 @@ class ControlRequests:
         self._signal = 0
         self._seen: tuple[int, int] | None = None
         self._control = Control()
-        self.problem = ""  # why control.json cannot be read, or ""; an event reports it, and the request is ignored
+        self.problem = ""  # why control.json cannot be read, or ""; an event reports this, and the file is ignored
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:

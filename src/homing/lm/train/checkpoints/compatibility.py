@@ -19,7 +19,7 @@ from homing.wire.run_json import Phase, Run
 __all__ = ["check_same", "config_sha256"]
 
 _PHASE_KEYS = ("kind", "method", "num_steps", "batch_tokens", "optimizer", "schedule", "lora")
-# rl settings that may differ, because they do not change what is learned from the samples.
+# rl settings that may differ when a run resumes, because they do not affect what is learned from the samples.
 _RL_FREE = (
     *("rollout_rows", "graphs", "collapse_steps", "eval_prompts", "eval_samples"),
     *("reward_timeout_s", "reward_memory_bytes"),

@@ -259,7 +259,7 @@ def _metadata_of(built: Built) -> dict[str, bytes]:
     return built.work.metadata_files() if isinstance(built.work, Remembers) else {}
 
 
-_SPARE = 1.25  # factor by which free host memory must exceed the size of a copy, for other allocations
+_SPARE = 1.25  # free host memory must exceed the size of a copy by this factor, to leave room for other allocations
 
 
 class Snapshot:

@@ -37,11 +37,13 @@ __all__ = ["Card", "Passes", "Timing", "card_of", "check_graphs"]
 
 # If launching the kernels takes more than this share of a pass, assume that the GPU is waiting for the host.
 _HOST_BOUND = 0.75
-_WORTH = 0.9  # a graph is worth its memory only if it takes at most this share of a plain pass's time
-_ROOM = 0.8  # maximum share of GPU memory that peak memory plus one more pass may need; the rest is for evaluations
+# A graph is worth its memory only if a pass with it takes at most this share of the time of a pass without it.
+_WORTH = 0.9
+# Maximum share of GPU memory that the peak so far and one more pass may need together. The rest is for evaluations.
+_ROOM = 0.8
 _NUM_TIMINGS = 5
-# Maximum relative difference in loss and gradients between a graph and the plain pass. Summing bf16 numbers in another
-# order changes them far less; a graph that reads stale rows changes them more.
+# Maximum relative difference in loss and gradients between a graph and the plain pass. Summing bf16 numbers in
+# a different order causes far smaller differences; a graph that reads stale rows causes larger ones.
 _MOST_ERROR = 0.01
 _LEAST_LOSS = 0.01  # minimum divisor for the relative error: a loss close to zero, as in rl, is mostly rounding error
 Shape = tuple[tuple[int, ...], bool, bool]
@@ -230,7 +232,7 @@ class Passes:
     def _compare(self, graph: _Graph, piece: Batch) -> str:
         """Compare the graph with the plain pass; return "" if the results agree, else a description of the difference.
 
-        The comparison uses different rows than the capture: the captured rows with their tokens reversed.
+        Both use rows that differ from those of the capture: each row has its tokens in reverse order.
         """
         other = _with_tensors(piece, [tensor.flip(1) for tensor in _tensors(piece)])
         found = []
@@ -270,7 +272,7 @@ class Passes:
         return loss.detach()
 
     def _attach(self) -> None:
-        """Use the fixed buffers as gradients and zero them, because a graph replay adds to the captured buffers."""
+        """Make the fixed buffers the parameters' gradients, and zero them, because replaying a graph adds to them."""
         if not self._gradients:
             trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
             self._gradients = [(parameter, torch.zeros_like(parameter)) for parameter in trained]
@@ -309,7 +311,7 @@ class _Graph:
     def _fill(self, piece: Batch) -> None:
         for mine, source in zip(_tensors(self._rows), _tensors(piece), strict=True):
             mine.copy_(source, non_blocking=True)
-        # The number of targets differs in each step, so it must be a tensor: the graph would capture a Python number as
+        # The number of targets differs from step to step, so it must be a tensor; a Python number would be captured as
         # a constant.
         self._count.fill_(float(max(1, piece.num_targets)))
 

@@ -25,7 +25,7 @@ __all__ = ["Choices", "lower_micro_batch", "memory_warning", "pick_attention", "
 # Maximum number of tokens in a micro-batch on a CPU: larger ones were no faster on two cores and took more memory.
 _CPU_TOKENS = 4096
 _NEAR_LIMIT = 0.95  # warn if the first step uses more than this fraction of GPU memory
-_GPU_TOKENS = 131072  # maximum number of tokens in a micro-batch on a GPU: more do not improve GPU utilization
+_GPU_TOKENS = 131072  # maximum number of tokens in a micro-batch on a GPU; more would not use the GPU better
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,9 @@ def pick_choices(
 def pick_attention(
     train: Train, phase: Phase, model: Model, device: torch.device, choices: Choices
 ) -> tuple[Choices, list[str]]:
-    """Return the choices including the attention kernel selected for this GPU, and messages about the selection.
+    """Select the attention kernel for this GPU; return the choices with this kernel, and messages for the user.
 
-    If the checkpoint's choices already contain a kernel, keep it, because another kernel would round differently.
+    A kernel that the checkpoint's choices already contain is kept, because another kernel would round differently.
     """
     if device.type != "cuda":
         if train.attention not in ("auto", "math"):
@@ -165,7 +165,7 @@ def pick_attention(
         notices.append(f"Attention backend: {race.winner} ({race.summary()}).")
     has_segments = phase.data is not None and phase.data.kind == "chat"  # in rl, each row is a single text
     if has_segments and not choices.segments:
-        # Time masked attention with the chosen kernel enabled, because that choice limits which kernels it can use.
+        # Time masked attention under the chosen setting, which also limits the kernels that masked attention can use.
         with using_attention(choices.attention):
             race = race_segments(model, device, dtype, not train.is_deterministic)
         choices = replace(choices, segments=race.winner)
@@ -206,7 +206,7 @@ def lower_micro_batch(micro_batch: int, rows_per_step: int) -> int:
 def _pick_micro_batch(
     model: Model, phase: Phase, device: torch.device, precision: str, rows_per_step: int, free: int | None = None
 ) -> int:
-    """Estimate the largest micro-batch that fits into `free` bytes of GPU memory (None: what is free now)."""
+    """Estimate the largest micro-batch that fits into `free` bytes of GPU memory (None: all that is free now)."""
     if device.type != "cuda":
         return _divisor(rows_per_step, _CPU_TOKENS // model.context)
     if free is None:

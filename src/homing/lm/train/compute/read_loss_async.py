@@ -35,7 +35,7 @@ class Figures:
 
     @classmethod
     def none(cls) -> Figures:
-        """Return a placeholder for use before the first step."""
+        """Return placeholder metrics, to be used before the first step."""
         return cls(0, torch.full((2,), math.nan))
 
     @property

@@ -98,7 +98,7 @@ class Ranks:
         dist.all_reduce(total)
 
     def share(self, num: int) -> slice:
-        """Return which of `num` equal items belong to this rank. The last ranks may get fewer items than the others."""
+        """Return the slice of `num` items of equal size that this rank handles. The last ranks may have fewer items."""
         each = -(-num // self.count)
         return slice(min(num, self.rank * each), min(num, (self.rank + 1) * each))
 

@@ -1,6 +1,6 @@
 """AdamW: the base class of its parameter groups, and the group with fp32 moments (for 8-bit ones see `adamw_8bit`).
 
-gradient -> first and second moment -> decoupled weight decay -> step of the first moment over the root of the second
+gradient -> first and second moment -> decoupled weight decay -> step by first moment / root of second
 
 The update is element-wise, so a group can be split in any way: it is stepped whole on the GPU, or in small chunks if
 the optimizer state is in host memory (`offload`).

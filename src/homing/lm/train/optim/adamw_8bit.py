@@ -29,7 +29,7 @@ __all__ = ["BLOCK", "LEAST_SIZE", "Adam8Group"]
 
 BLOCK = 256
 LEAST_SIZE = 4096  # moments are quantized only for tensors with at least this many elements; smaller ones gain little
-STRETCH = AT_A_TIME  # number of elements that are stepped at a time; a multiple of BLOCK
+STRETCH = AT_A_TIME  # number of elements that are updated at a time; a multiple of BLOCK
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Adam8Group(AdamBase):
         (beta1, beta2), lr = self.betas, self.lr * now.lr_scale
         first = _read(mean, is_signed=True).lerp_(g, 1.0 - beta1)
         second = _read(square, is_signed=False).mul_(beta2).addcmul_(g, g, value=1.0 - beta2)
-        num_steps = now.step_count.clamp(min=1.0)  # the count is 0 if the very first step is skipped
+        num_steps = now.step_count.clamp(min=1.0)  # `step_count` is 0 if the very first step is skipped
         spread = second.sqrt().div_((1.0 - beta2**num_steps).sqrt()).add_(self.eps)
         moved = weight * (1.0 - lr * self.decay) - lr / (1.0 - beta1**num_steps) * (first / spread)
         weight.copy_(torch.where(now.is_good > 0, moved, weight))
@@ -108,9 +108,10 @@ class Adam8Group(AdamBase):
         _write(square, second, now.is_good, is_signed=False)
 
     def state(self, model: Decoder) -> Iterator[tuple[str, str, Tensor]]:
-        """Yield the state with padding rows already cut.
+        """Yield the state without padding rows.
 
-        The caller cannot cut it, because magnitudes are per block and the padding may begin in the middle of a block.
+        The caller could not remove them, because each magnitude belongs to a block, and the padding may begin in the
+        middle of a block.
         """
         for name, mean, square in zip(self.names, self.means, self.squares, strict=True):
             for kind, moment in (("exp_avg", mean), ("exp_avg_sq", square)):

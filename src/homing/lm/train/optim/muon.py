@@ -38,7 +38,8 @@ POLAR_EXPRESS = (
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
-# Each matrix is divided by its Frobenius norm, which bounds the largest singular value, times this rounding margin.
+# Each matrix is divided by its Frobenius norm and by this margin. No singular value exceeds the norm; the margin allows
+# for rounding errors.
 NORM_MARGIN = 1.02
 MOMENTUM_WARMUP_STEPS = 300
 EPS = 1e-7  # added to the norm that a gradient is divided by, so that a gradient of zero stays zero
@@ -63,7 +64,7 @@ def orthogonalize(g_MRC: Tensor, kind: torch.dtype = torch.float32) -> Tensor:
 
 
 def product_type(device: torch.device) -> torch.dtype:
-    """Return the dtype for `orthogonalize`. On GPUs without bf16, fp16 has enough range, as all values are near 1."""
+    """Return the dtype for `orthogonalize`. All values are near 1, so on GPUs without bf16, fp16 has enough range."""
     if device.type != "cuda":
         return torch.float32
     return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
@@ -90,8 +91,8 @@ class MuonGroup:
         device = self.weights_MRC.device
         self.place = place or Place(device)
         self.momentum_MRC = self.place.full(self.weights_MRC.shape, 0.0, torch.float32)
-        # The second moment, one number per row or per column, whichever are more numerous; empty if variance_beta is 0.
-        # It is small and stays on the device.
+        # The second moment: one number per row of each matrix or, if there are more columns than rows, per column. It
+        # is empty if variance_beta is 0. It is small and always stays on the device.
         along = -1 if rows >= cols else -2
         sides = (rows, 1) if along == -1 else (1, cols)
         num_squares = len(named) if spec.variance_beta else 0

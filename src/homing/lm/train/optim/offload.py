@@ -25,7 +25,7 @@ from homing.units import format_bytes
 
 __all__ = ["AT_A_TIME", "HostPlace", "Load", "Now", "Place", "Span", "cut"]
 
-AT_A_TIME = 2**24  # number of elements that AdamW steps at a time; a multiple of adamw_8bit's block
+AT_A_TIME = 2**24  # number of elements that AdamW updates at a time; a multiple of adamw_8bit's block
 # Minimum and maximum size of a slab of host memory, which several tensors share. Allocating each tensor separately
 # would waste a third of the memory on average, because torch rounds pinned allocations up to a power of two. Slabs grow
 # with the total size, so that the unused part of the last one is always comparatively small.
@@ -90,7 +90,7 @@ def cut(parameters: Sequence[Tensor], most: int) -> list[list[Span]]:
 
 
 class Place:
-    """Keeps optimizer state on the device of the parameters."""
+    """Keeps optimizer state on the same device as the parameters."""
 
     is_away = False
 
@@ -134,7 +134,7 @@ class HostPlace(Place):
         away = sorted((load for load in loads if load.is_away), key=lambda load: -load.num_bytes)
         try:
             coming = self._bring(away[0]) if away else None
-            for load in loads:  # first those on the device, while the first offloaded one is copied in
+            for load in loads:  # first the loads on the device, while the first offloaded load is copied in
                 if not load.is_away:
                     yield load, load.states
             gone: _Visit | None = None

@@ -38,7 +38,7 @@ __all__ = ["Optimizer", "build_optimizer", "clip_gradients", "grad_norm", "state
 
 
 def build_optimizer(model: Decoder, spec: OptimizerSpec, ranks: Ranks = ALONE, place: Place | None = None) -> Optimizer:
-    """Return a new optimizer with its state in `place`, by default on the device of the parameters.
+    """Return a new optimizer that keeps its state in `place` (default: the same device as the parameters).
 
     Move the model to its device before calling this.
     """
@@ -67,7 +67,7 @@ def build_optimizer(model: Decoder, spec: OptimizerSpec, ranks: Ranks = ALONE, p
 
 
 def state_bytes(model: Decoder, spec: OptimizerSpec) -> int:
-    """Return how many bytes of optimizer state offloading would keep in host memory. Nothing is allocated."""
+    """Return how many bytes of host memory the optimizer state would take if offloaded. This allocates nothing."""
     moment = 1 + 4 / BLOCK if spec.states == "int8" else 4
     total = 0.0
     for name, parameter in model.named_parameters():

@@ -4,9 +4,9 @@
     cosine     /‾‾--..__   linear warmup, half a cosine down to the floor, then the floor
     constant   /‾‾‾‾‾‾‾    linear warmup, constant
 
-A landing is an earlier decay, from the current rate to the floor, in the schedule's own shape but ending earlier. Steps
-count from 0. The rate of the first warmup step is not zero, because that would waste the step; for the same reason the
-floor is reached one step after the last one.
+A landing ends training early: the rate decays from its current value to the floor, in the shape of the schedule's own
+decay. Steps are counted from 0. The rate of the first warmup step is not zero, because that would waste the step; for
+the same reason the floor is reached one step after the last step.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _landing(schedule: Schedule, step: int, landing: Landing) -> float:
     left = min(1.0, max(0.0, (landing.end_step - step) / length))
     if schedule.kind == "cosine":
         left = 0.5 * (1.0 - math.cos(math.pi * left))
-    # A landing that begins during the warmup may start below the floor.
+    # A landing that begins during the warmup may start from a rate that is already below the floor.
     floor = min(schedule.floor, landing.begin_scale)
     return floor + (landing.begin_scale - floor) * left
 
