@@ -87,7 +87,7 @@ class Asking:
 
 
 def made_up(kind: str, difficulty: int, count: int) -> TaskFile:
-    """Generate `arithmetic` or `spelling` questions that no rl phase trains on. Every call returns the same ones."""
+    """Generate `arithmetic` or `spelling` questions that no rl phase trains on. All calls return the same questions."""
     questions: dict[str, str] = {}
     for number in range(count * _TRIES):
         text, answer = MAKERS[kind](source("eval", kind, difficulty, number), difficulty)

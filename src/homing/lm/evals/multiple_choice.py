@@ -59,7 +59,10 @@ def pair_row(tokenizer: Tokenizer, begin: str, end: str, *, context: int) -> Pai
 
 
 def _seamed(begin: str, end: str) -> tuple[str, str]:
-    """Separate the texts by whitespace at the start of the end, because tokenizers attach a space to the next word."""
+    """Return the two texts with the whitespace between them moved to the start of the second; add a space if none.
+
+    The whitespace belongs there, because tokenizers attach a space to the next word.
+    """
     if begin and not begin[-1].isspace() and not end[0].isspace():
         end = f" {end}"
     spaces = len(begin) - len(begin.rstrip())

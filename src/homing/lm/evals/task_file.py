@@ -36,7 +36,7 @@ _MAX_LISTED = 20
 
 @dataclass(frozen=True)
 class Choice:
-    """Pairs of a beginning and an end. Exactly one pair is correct. A cloze item has a single pair."""
+    """One item: pairs of a beginning and an end, exactly one of them correct. A cloze item has only the correct one."""
 
     line: int
     pairs: list[tuple[str, str]]

@@ -42,7 +42,7 @@ STRETCH_BYTES = 2048
 
 @dataclass(frozen=True)
 class Text:
-    """A text to evaluate on. `documents` can be called repeatedly."""
+    """A text to evaluate on. `documents` can be called repeatedly and starts from the beginning each time."""
 
     name: str
     sha256: str

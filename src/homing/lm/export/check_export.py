@@ -71,7 +71,7 @@ class Expected:
 
 @torch.no_grad()
 def expect(opened: Opened, dtype: torch.dtype) -> Expected:
-    """Compute the expected logits, with the weights rounded to `dtype`, because the export rounds them on purpose."""
+    """Return the logits to expect from the export. The weights are first rounded to `dtype`, as in the export."""
     model = opened.model
     vocab_size, length = opened.tokenizer.vocab_size, min(ROW, model.shape.context)
     generator = torch.Generator().manual_seed(7)
@@ -122,7 +122,7 @@ def prove(
 
 
 def need_template(opened: Opened) -> None:
-    """Raise IntegrityError if a chat model has no template. Without one, users could not prompt it as in training."""
+    """Raise IntegrityError if a chat model has no template. Users need one to prompt it the way it was trained."""
     if opened.was_taught_turns and opened.template is None:
         raise IntegrityError(
             what=f"{opened.folder} has no chat template, so its export would differ from the trained model.",

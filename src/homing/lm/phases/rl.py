@@ -276,7 +276,8 @@ class RlBatches:
         ]
         figures = summary(self._gathered(graded), repeats, pass_reward=rl.pass_reward)
         self._collapse.look(figures)
-        # Warn if no step had anything to learn from. With a KL term, the weights change even if all rewards are equal.
+        # Warn if no step had anything to learn from. This does not apply with a KL term, because it changes the weights
+        # even if all rewards are equal.
         if number == work.last_rollout and not rl.kl:
             self._collapse.look_back()
         figures |= {"sampling_s": sampled_s, "judging_s": time.perf_counter() - begun}

@@ -324,7 +324,7 @@ class _Phase:
         return self.state.landing.end_step if self.state.landing else self.phase.num_steps
 
     def _decide(self) -> Stop | None:
-        """Update the step at which training ends; return a reason to stop now, or None. The first rank decides."""
+        """Update the step at which training ends; return a reason to stop now, or None. Rank 0 decides for all."""
         stop = None
         if self.s.ranks.is_first:
             self.state = self.landing_controller.look(self.state)

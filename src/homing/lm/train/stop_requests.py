@@ -27,7 +27,8 @@ from homing.wire.control_files import Control, boot_clock_s
 
 __all__ = ["ControlRequests", "FatalError", "Stop"]
 
-# How many seconds longer the last save may take than the previous one, if the disk is slow or checkpoints are deleted.
+# Seconds by which the last save may take longer than the one before, because the disk is slow or old checkpoints are
+# being deleted.
 _SAVE_SPARE_S = 2.0
 
 

@@ -107,7 +107,7 @@ class Passes:
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
 
     def settle(self, kept: str) -> None:
-        """Reuse `kept`, an earlier decision about graphs made on the same GPU model, or "" if there is none."""
+        """Reuse `kept`, the decision about graphs made earlier on the same GPU model; it is "" if none was made."""
         self.picked = kept if self._asked == "auto" else ""
 
     def run(self, piece: Batch) -> Tensor:

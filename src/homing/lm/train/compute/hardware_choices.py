@@ -221,7 +221,7 @@ def _pick_micro_batch(
     numbers = model.num_layers * (streams * model.width + 3 * (q + kv) + values + sides * model.ffn_width)
     numbers += 4 * model.width
     gradients_and_logits = 6 * _num_weights(model) + 2**30
-    if phase.method != "full":  # adapters are small, and frozen weights have no gradients
+    if phase.method != "full":  # only the adapters have gradients, and they are small
         gradients_and_logits = 2 * 2**30
     # A recomputed block stores only its input. Blocks are recomputed one at a time, and all of the current block's
     # activations are then in memory.

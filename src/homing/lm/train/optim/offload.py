@@ -36,7 +36,7 @@ _ALIGN_BYTES = 512  # alignment of tensors in a slab; the same as torch uses for
 
 @dataclass(frozen=True)
 class Now:
-    """The values of the current step that all parameter groups need."""
+    """The values that all parameter groups need in the current step."""
 
     lr_scale: float
     step_count: Tensor  # number of steps that were not skipped, including this one if it is good
