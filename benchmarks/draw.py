@@ -197,7 +197,7 @@ def figures() -> str:
 def timed(where: Where, group: Group) -> list[str]:
     seconds, card, text = where
     lines = [
-        f"**{seconds:g} seconds of one {card}**, text of {text:,} tokens:",
+        f"**{seconds:g} seconds of one {card}**, on a text of {text:,} tokens:",
         "",
         "| recipe | bits per byte | seeds | steps | tokens a step | tok/s |",
         "|---|--:|--:|--:|--:|--:|",
