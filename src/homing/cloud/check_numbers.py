@@ -22,7 +22,7 @@ MOST_USD_PER_HOUR = Decimal(10**4)
 _MOST_COUNT = 10**15
 _LONGEST_TEXT = 100  # maximum number of characters in a plausible number
 _SMALLEST = Decimal("1e-12")
-_OLDEST_S = 10 * 365 * 86400.0  # the highest age that we expect of a live instance
+_OLDEST_S = 10 * 365 * 86400.0  # the greatest age that we expect a live instance to have
 _AHEAD_S = 2 * 86400.0  # the largest difference that we expect between two machines' clocks
 
 

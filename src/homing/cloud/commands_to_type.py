@@ -14,7 +14,7 @@ __all__ = ["Words"]
 @dataclass(frozen=True)
 class Words:
     name: str  # the run's own name
-    typed: str = ""  # run file and overrides as typed on the command line; "" if the name works too
+    typed: str = ""  # run file and overrides as typed on the command line; "" if the run's name is enough
     is_resume: bool = False
 
     def to(self, verb: str) -> str:

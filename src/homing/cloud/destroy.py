@@ -245,7 +245,7 @@ def _as_written(home: Home, lines: list[LedgerLine]) -> list[LedgerLine]:
 
 
 def _destroy_in_turn(home: Home, lines: list[LedgerLine], deadline_s: float) -> dict[str, Problem]:
-    """Try to destroy each instance, then retry those that remain until the deadline. Return the problems by mark."""
+    """Try to destroy each instance, retrying those that remain until the deadline. Return the problems by mark."""
     problems = {line.mark: _try(home, line) for line in lines}
     until, pause_s = home.world.monotonic() + deadline_s, _FIRST_PAUSE_S
     while True:
@@ -356,8 +356,8 @@ def _note_ids(home: Home, line: LedgerLine, shown: list[Instance], instance_id: 
 
 
 def _count(home: Home, line: LedgerLine, shown: list[Instance], instance_id: str | None) -> LedgerLine:
-    """Record the spend so far. The instance was alive a moment ago, whatever its agent has reported."""
-    with _bookkeeping():  # after this, setting the clock back can no longer reduce the receipt
+    """Record the spend up to now, whatever the agent has reported: the instance was alive a moment ago."""
+    with _bookkeeping():  # after this, setting the clock back can no longer reduce the amount on the receipt
         seen_spend(home, line)
     for each in shown:
         with _bookkeeping():
@@ -398,7 +398,8 @@ def _account_problem(home: Home, provider: Provider, line: LedgerLine) -> Except
 def _may_still_appear(home: Home, provider: Provider, line: LedgerLine) -> bool:
     """Return True if a create call whose answer was lost may still take effect.
 
-    It may until the grace period is over, unless the provider refused the call or always lists instances immediately.
+    This is possible until the grace period is over, unless the provider refused the call or always lists new instances
+    immediately.
     """
     assert line.created_at is not None, line
     if provider.settle_s <= 0 or line.state == REFUSED:
@@ -417,7 +418,7 @@ def _note(line: LedgerLine, instance: Instance | None) -> str:
 
 
 def _end_left_resources(home: Home, closed: list[LedgerLine]) -> None:
-    """Destroy the resources of attempts that have ended, without retries. `homing reconcile` shows any that remain."""
+    """Try once to destroy the resources of ended attempts. `homing reconcile` shows any that remain."""
     for line in closed:
         with contextlib.suppress(HomingError, OSError):
             end_resources(home.provider_of(line), line.mark)

@@ -84,7 +84,7 @@ class Home:
         return self._providers[name]
 
     def provider_of(self, line: LedgerLine) -> Provider:
-        """Return the line's provider. If the line was adopted, it lists only instances adopted from the same owner."""
+        """Return the line's provider. For an adopted line, it lists only instances from the same owner."""
         if self.is_ours(line.mark):
             return self.provider(line.provider)
         adopted = self.ledger.adopted()

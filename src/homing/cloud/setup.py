@@ -28,7 +28,7 @@ class Step:
     text: str  # says what the step creates, and where
     is_done: bool
     do: Callable[[], None]
-    costs: str = ""  # says how the thing that it creates is billed; "" if it is free
+    costs: str = ""  # says how the created resource is billed; "" if it is free
 
 
 @runtime_checkable

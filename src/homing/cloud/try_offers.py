@@ -127,7 +127,7 @@ def _near(plan: Plan, exact: Exact) -> list[str]:
 
 
 def is_within_plan(row: OfferPlan, agreed: OfferPlan, limit_usd_per_hour: Decimal | None) -> bool:
-    """Return True if this offer may replace the agreed one without asking again. limits.rate counts as consent."""
+    """Return True if this offer may replace the agreed one without asking again. If limits.rate is set, it decides."""
     if limit_usd_per_hour is not None:
         return row.offer.rate_usd_per_hour <= limit_usd_per_hour
     return row.cost_usd <= agreed.cost_usd * MAY_COST and not is_dear(row.offer, None)
@@ -198,7 +198,7 @@ def _next(
         while True:
             try:
                 ready = _instead(first, last, row, home)
-            except UsageError as exc:  # the offer costs more than the limit leaves, or cannot reach the store
+            except UsageError as exc:  # too expensive for the rest of the limit, or unable to reach the store
                 notify(f"{name_of(row.offer)}: {exc.what}")
                 break
             if agreed is not None:

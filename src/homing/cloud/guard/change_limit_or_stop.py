@@ -116,7 +116,8 @@ def change_limit(
     """Apply the change and return True if the agent confirmed it in a heartbeat before the deadline.
 
     The result is False if no agent is running. Raises OtherAccount if this key cannot see one of the run's instances.
-    If that is its only instance and the limit rises, the error comes before any change, otherwise after all of them.
+    That error comes before any change if the limit is to rise and the key can see none of the instances. Otherwise, it
+    comes after all other changes.
     """
     guards = _Guards([], [])
     if not change.is_lower:
@@ -200,8 +201,8 @@ def _write_down(home: Home, change: Change) -> Store:
 
 
 def _ask_agent(home: Home, change: Change, store: Store) -> int:
-    # The new request also contains the instance's age if it was sent earlier, because the agent may not have read it
-    # yet. By now that age is too low, which is harmless.
+    # If the instance's age was sent in an earlier request, this request repeats it, because the agent may not have read
+    # the earlier one yet. The repeated age is too low by now, which is harmless.
     return ask(home, change.run.id, store, spend_limit_usd=str(change.new_usd), time_limit_s=change.new_time_s).serial
 
 

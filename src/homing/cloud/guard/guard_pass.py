@@ -59,7 +59,7 @@ __all__ = ["DEFAULT_EVERY_S", "Pass", "guard_pass", "wait_for_next"]
 DEFAULT_EVERY_S = 60.0
 STALE_S = 300.0  # alert if no heartbeat has arrived for this long
 DEAD_S = 60.0  # destroy a machine only after homing's processes have been missing from it for this long
-LAUNCH_S = 1800.0  # maximum duration of a launch; do not relaunch a run if another run's limit is due within this time
+LAUNCH_S = 1800.0  # maximum duration of a launch; do not relaunch if another run will reach a limit within this time
 _LATE_S = 60.0  # ignore limits that passed longer ago than this, because they have already been handled
 _FRESH_S = 1.0  # how long ledger data is reused within a pass
 _NAP_S = 60.0
@@ -116,7 +116,7 @@ def guard_pass(
 
 
 def _soonest(home: Home, only: str | None) -> float:
-    """Return when the first limit is due according to the ledger. Providers must answer before that time.
+    """Return when, according to the ledger, the first run reaches a limit. Providers must answer before that time.
 
     Storage costs, and limits set by a run's new owner, are unknown until a provider or store answers.
     """
@@ -149,7 +149,7 @@ def _is_well(
 
 
 def wait_for_next(home: Home, made: Pass, every_s: float) -> None:
-    """Sleep until the next pass: `every_s`, or less if a limit is due earlier."""
+    """Sleep for `every_s` seconds until the next pass, or less if a run reaches a limit earlier."""
     now = home.world.now()
     by = min(now + every_s, made.next_at)
     left_s = by - now
@@ -172,7 +172,7 @@ def _unfailing(notify: Say) -> Say:
 def _look_at_the_rest(home: Home, made: Pass) -> None:
     """Report our instances that belong to no run, and retry destroys that were requested but not confirmed."""
     lines = [line for line in home.ledger.open_lines() if not line.run_id]
-    unknown = [line for line in lines if line.run_name == "?"]  # the user has chosen to keep all others
+    unknown = [line for line in lines if line.run_name == "?"]  # the user has chosen to keep all the other instances
     for line in unknown:
         where = f"{line.provider} {line.instance_id or line.mark} at {_usd(line.rate_usd_per_hour)}/h"
         made.may_bill.append(f"{where} was created by homing but belongs to no known run. Resolve it: homing reconcile")
@@ -184,7 +184,7 @@ def _look_at_the_rest(home: Home, made: Pass) -> None:
     ]
     waiting = [line for line in home.ledger.unconfirmed() if line not in unknown and line.created_at is not None]
     for line in waiting:
-        if home.world.now() >= made.next_at:  # a run's limit has come due, and the next pass handles that first
+        if home.world.now() >= made.next_at:  # a run has reached a limit, and the next pass handles that first
             made.may_bill.append(f"{line.mark}: the provider has not confirmed that this instance was destroyed.")
             continue
         try:
@@ -207,7 +207,7 @@ class _Round:
         if self.run.state == ADOPTED:
             return True  # only the run's new owner handles missing heartbeats and relaunches
         if self.home.world.now() >= self.made.next_at:
-            return True  # a limit came due during this pass; the next pass handles it first
+            return True  # a run reached a limit during this pass; the next pass handles that first
         if self.billing and not self.run.is_live:
             self._check_ended()
         elif self.billing:
@@ -300,9 +300,9 @@ class _Round:
         return reports is not None and waits_for_home(self.home.provider_of(line), line.mark, reports.heartbeat)
 
     def _is_kept(self, line: LedgerLine) -> bool:
-        """Return True if the user chose in `homing reconcile` to keep the instance, and send an alert every hour.
+        """Return True if the user chose in `homing reconcile` to keep the instance. If so, alert once an hour.
 
-        Such an instance is destroyed only at its limit or by the user.
+        A kept instance is destroyed only when it reaches its limit or when the user destroys it.
         """
         if not action_log.has(self.home, self.run.id, kept_key(line.mark)):
             return False
@@ -331,14 +331,14 @@ class _Round:
 
     def _check_alive(self) -> None:
         if any(self.home.world.is_locked(self.home.launch_lock(line.mark)) for line in self.lines):
-            return  # the launch is in progress and cleans up after itself; doing it here too could hit its next attempt
+            return  # the launch in progress cleans up after itself; cleaning up here too could affect its next attempt
         for line in self.billing:
             if line is not self.lines[-1]:
                 if self._is_kept(line):
                     continue
                 if is_elsewhere(self.home, line):
-                    # Report the instance on every pass. It cannot be destroyed from here, and the run's current
-                    # instance is still checked.
+                    # This instance cannot be destroyed from here, so only report it on every pass. The checks of the
+                    # run's current instance continue.
                     self.made.may_bill.append(f"{self.run.id}: {_where(line)}")
                     continue
                 # This instance belongs to an earlier attempt, so its end does not change the run's state.
@@ -382,15 +382,15 @@ class _Round:
     def _check_heartbeat(self, status: Status) -> None:
         """Alert if heartbeats are missing, but destroy only an instance that never sent one.
 
-        A machine that has sent one may be disconnected but still working, and its own guards know more than this one.
+        A machine that has sent one may be disconnected but still working, and its own guards can judge that better.
         """
         line, beat = self.billing[-1], status.reports.heartbeat if status.reports else None
         quiet_s = heartbeats.quiet_s(self.home, self.run.id, beat) if beat is not None else None
-        if quiet_s is None:  # a new heartbeat has only its own timestamp, which is accurate enough for an alert
+        if quiet_s is None:  # a heartbeat seen for the first time is dated by its own timestamp only
             quiet_s = self.now - (beat.t if beat is not None else line.created_at or self.now)
         stale_s = STALE_S + 2 * pace_of(self.run.store)
         idle_s = max(limits_of(self.home, self.run).idle_s, stale_s)
-        # Only if the launch never saw a heartbeat is it certain that none was sent, because a store may have lost one.
+        # The store may have lost a heartbeat. Only while the launch itself has seen none is it certain that none came.
         if beat is None and self.run.state == "launching" and quiet_s >= idle_s:
             self._lose(line, f"its instance sent no heartbeat for {format_duration(quiet_s)}")
         elif quiet_s >= idle_s:
@@ -454,7 +454,7 @@ class _Round:
         self.notify(f"{self.run.id}: {text}")
 
     def _here(self, lines: list[LedgerLine]) -> list[LedgerLine]:
-        """Return the lines whose instances this key can destroy, and report the others, because retries cannot help."""
+        """Return the lines whose instances this key can destroy. Report the others, for which retries cannot help."""
         # An unreachable provider does not count as a different account.
         silent = self.made.silent
         here = [

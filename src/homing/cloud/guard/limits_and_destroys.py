@@ -1,9 +1,9 @@
 """Contains the parts of one guard pass: which limits it enforces, which instances it destroys, and what it reports.
 
     destroys -> in parallel over all providers, one try each -> gone: the run is stopped
-                                                            -> unconfirmed, or the next limit is due: may bill
+                                                            -> unconfirmed, or out of time: may be billing
 
-No call blocks past the time when the next limit is due, although a provider may take minutes to time out.
+No call blocks past the time when the next run reaches its limit, although a provider may take minutes to time out.
 
 For a run that this computer owns, the spend limit comes from the ledger and the time limit from the run documents. If
 another computer has adopted the run, both limits come from the run's record in the store, which the new owner writes,
@@ -56,7 +56,7 @@ class Pass:
     may_bill: list[str] = field(default_factory=list)
     next_at: float = math.inf
     due: dict[str, float] = field(default_factory=dict)  # run id -> when a guard must enforce that run's limit
-    by: float = math.inf  # when this pass must be over, because a limit is due then according to the ledger
+    by: float = math.inf  # deadline of this pass: when, according to the ledger, a run reaches a limit
     ends: list[End] = field(default_factory=list)  # runs at their limit; their instances are destroyed in parallel
     silent: set[str] = field(default_factory=set)  # marks of instances at providers that did not answer in this pass
     reached: set[str] = field(default_factory=set)  # names of the providers that listed our instances
@@ -119,7 +119,7 @@ def owned_by(home: Home, line: LedgerLine, made: Pass) -> list[Instance]:
 
 
 def _end_each(home: Home, lines: list[LedgerLine], made: Pass) -> dict[str, Problem]:
-    """Destroy the lines' instances, but return when the next limit is due, because a provider may hang."""
+    """Destroy the lines' instances, but return in time to enforce the next limit, because a provider may hang."""
     return end_each(home, lines, deadline_s=DESTROY_S, by=made.next_at)
 
 
@@ -157,7 +157,7 @@ class Terms:
 def terms_of(home: Home, run: RunRow, known: list[LedgerLine]) -> Terms:
     """Return a run's limits. `known` are its attempts in the local ledger, which is more accurate than the record."""
     limit = _dollars(run.spend_limit_usd)
-    if limit is None:  # every launch sets a limit, so the row is damaged; the run's attempts still have the limit
+    if limit is None:  # every launch sets a limit, so this row is damaged; the attempts contain the limit, too
         limit = max((Decimal(line.limit_usd) for line in known if line.limit_usd is not None), default=None)
     own = Terms(limit, limits_of(home, run).time_s)
     if run.state != ADOPTED:
@@ -179,7 +179,7 @@ def limits_of(home: Home, run: RunRow) -> Limits:
 
 
 def _record(home: Home, run: RunRow) -> tuple[RunRecord | None, str]:
-    """Return the new owner's record. If unreadable, return the last copy and the reason why it may be outdated."""
+    """Return the new owner's record, or if it cannot be read, the last copy and why that copy may be outdated."""
     kept = home.run_dir(run.id) / _LAST_READ
     try:
         name, key = f"The store of {run.id}", run_key(run.id, file_names.RECORD)

@@ -150,7 +150,7 @@ def load_documents(home: Home, run: RunRow) -> _Documents:
 
 
 def _has_used_its_time(line: LedgerLine, run: Run) -> bool:
-    """Return True if the machine reached its time limit, so that a guard ended it and it was not preempted."""
+    """Return True if the machine reached its time limit, in which case a guard ended it and it was not preempted."""
     if not run.limits.time_s or line.created_at is None or line.destroyed_at is None:
         return False
     return line.destroyed_at - line.created_at >= run.limits.time_s * (1 - RESERVE_FRACTION)

@@ -89,7 +89,7 @@ def _on_this_computer(limit: str, rate: str, name: str, has_guard: bool) -> list
 
 
 def _unattended(draft: Draft) -> str:
-    """Say what a machine that cannot end its own billing costs if this computer is off when the run finishes."""
+    """State what a machine that cannot end its own billing costs if this computer is off when the run finishes."""
     time_s, name = draft.run.limits.time_s, draft.run.name
     until = f"{format_duration(time_s)} after its launch" if time_s else "its spend limit"
     worst = meter.show_usd(draft.worst_case_usd)
@@ -115,7 +115,7 @@ def check_armed(draft: Draft, home: Home) -> None:
 
 
 def armed(draft: Draft, home: Home) -> list[str]:
-    """Return the names of the guards that this launch will have. They are counted by --json and the simulator."""
+    """Return the names of the guards that this launch will have. Both --json and the simulator count them."""
     provider = home.provider(draft.order.offer.provider)
     own = can_end_itself(provider)
     every = [

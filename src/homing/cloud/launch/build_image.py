@@ -44,7 +44,7 @@ _POLL_S = 0.2
 _LABEL = "homing.try"
 # Matches host/path:tag, as Docker accepts it, but no digest, because an image cannot be pushed to a digest.
 _NAME = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:[\w][\w.-]{0,127})?")
-_TOOLS = ("bash", "curl", "flock", "gcc", "sshd")  # gcc because Triton compiles C before its first kernel
+_TOOLS = ("bash", "curl", "flock", "gcc", "sshd")  # gcc, because Triton compiles C code before the first kernel
 _DOCKERFILE = """\
 # {name}: written by `homing image build`; the versions are those of {lock}.
 FROM {base}

@@ -103,9 +103,9 @@ def launch(
 ) -> Launched:
     """Rent the instance, start the agent on it and wait for its first heartbeat.
 
-    `last` is the run's ledger row when the caller (a guard, or a launch on the previous offer) decided to launch. If
-    that row has changed since then, or a stop was requested, the launch aborts. On any failure, including Ctrl-C,
-    whatever was started is destroyed before the exception propagates.
+    `last` is the run's ledger row as it was when the caller (a guard, or a launch on the previous offer) decided to
+    launch. If that row has changed since then, or a stop was requested, the launch aborts. On any failure, including
+    Ctrl-C, whatever was started is destroyed before the exception propagates.
     """
     check_armed(draft, home)
     # Detect an unusable store before anything is rented or written to the ledger.
@@ -362,7 +362,7 @@ def _first_heartbeat(
 
 
 def _check_guards(draft: Draft, home: Home, store: Store, heartbeat: Heartbeat) -> None:
-    """Wait until at least two guards are alive, so that the laptop can be closed. The dead-man process may be late."""
+    """Wait until at least two guards are alive, so that the laptop can be closed. The dead-man process may lag."""
     if draft.order.is_one_guard_enough:
         return
     line = _line(draft, home)
@@ -398,9 +398,10 @@ def _report_clock(home: Home, heartbeat: Heartbeat, notify: Callable[[str], None
 
 
 def _send_age(home: Home, store: Store, boot: Boot, heartbeat: Heartbeat, began: float) -> bool:
-    """Send the agent how long its instance has been billing, with retries. Return True if its own count was too low.
+    """Tell the agent how long its instance has been billing. Return True if the agent's own count was too low.
 
-    An agent whose count is too low would end the instance too late. The launch fails only if all retries fail.
+    An agent whose count is too low would end the instance too late. A failed attempt is retried, and the launch fails
+    only if all retries fail.
     """
     problems: list[HomingError] = []
     was_needed = False
@@ -427,7 +428,7 @@ def _is_destroy_asked(draft: Draft, home: Home) -> bool:
 
 
 def _is_taken_down(draft: Draft, home: Home) -> bool:
-    """Return True if a destroy was requested and the run is not done. If it is done, a guard destroys its instance."""
+    """Return True if a destroy was requested, unless the run is done. In that case, a guard destroys its instance."""
     with contextlib.suppress(HomingError, OSError):  # an unreadable ledger is no evidence of a destroy request
         run = home.ledger.run(draft.run.id)
         return home.ledger.is_destroy_asked(draft.mark) and (run is None or run.state != "done")

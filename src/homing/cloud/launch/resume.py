@@ -67,8 +67,8 @@ def resume_inputs(store: Store, run_id: str, phases: list[str]) -> tuple[list[In
 def clear_requests(home: Home, store: Store, run_id: str, attempt: int, *, is_stop_over: bool) -> bool:
     """Clear the last attempt's stop request and outcome, so that they do not apply to this one.
 
-    With `is_stop_over=False`, keep a stop request and return False if there is one. It must have arrived after the
-    guard's own check, because a guard never resumes a stopped run.
+    With `is_stop_over=False`, keep a stop request and return False if there is one. Such a request must have arrived
+    after the guard's own check, because a guard never resumes a stopped run.
     """
     for program in _BEGUN_ANEW:
         old = run_key(run_id, file_names.LOGS, f"{program}.log")

@@ -281,7 +281,8 @@ def make_bootstrap_spec(
         )
     if offer.num_gpus:
         spec = _with_card(spec, offer, place, is_stand_in)
-    # Put the trainer's compile cache where the next run finds it: on the volume, or next to the code and environments.
+    # Put the trainer's compile cache where the next run will find it: on the volume, or next to the code and the
+    # environments.
     cache = f"{run.cloud.volume}/cache" if run.cloud.volume else place.cache_dir
     env = {**boot.env, "PYTHONPATH": code_dir, "HOMING_CACHE": cache}
     if run.cloud.volume:

@@ -54,7 +54,7 @@ LIVE_STATES = ("launching", "running", "landing")
 SILENT, PREEMPTED, LOST = "its instance ended without reporting why", "preempted: ", "lost: "
 CUT_SHORT = "its launch was interrupted"
 UNDONE = "launch: "  # a run's `reason` begins with this, followed by the cause, if its launch failed and was undone
-REFUSED = "refused"  # a line's state if the provider refused the create call, so that no instance exists
+REFUSED = "refused"  # a line's state if the provider refused the create call, which means that no instance exists
 # A receipt's note begins with this if its amount is an upper bound, because it is unknown when the machine ended or
 # whether it ever existed.
 AT_MOST = "at most: "
@@ -104,8 +104,8 @@ class LedgerLine:
 # A change to only these columns does not update the backup, because every status check recomputes them.
 _NOT_KEPT = {"billing", "spend_usd", "note", "reason", "exit_code", "ended_at", "fetched_step"}
 _LINE_COLUMNS = [field.name for field in dataclasses.fields(LedgerLine) if field.name != "damaged"]
-# A line whose end time is not a number counts as open, because its instance may bill. In SQLite, text and blobs compare
-# as greater than any number.
+# A line whose end time is not a number counts as open, because its instance may be billing. In SQLite, text and blobs
+# compare as greater than any number.
 _IS_OPEN = "(destroyed_at IS NULL OR destroyed_at >= 1e12)"
 _LINES = f"SELECT {', '.join(_LINE_COLUMNS)} FROM lines"
 _OLDEST_FIRST = "ORDER BY intent_at, rowid"
@@ -330,7 +330,7 @@ class Ledger:
     def reopen(self, mark: str, *, instance_id: str, note: str, now: float) -> None:
         """Reopen a closed line if the provider still lists its instance, because the instance is still billing.
 
-        If the line has no creation time, it gets one, because a ledger restored from an older copy may have lost it.
+        If the line has no creation time, set it to `now`. A ledger restored from an older copy may lack the time.
         """
         sql = (
             "UPDATE lines SET destroyed_at = NULL, state = 'unknown', billing = 'maybe', instance_id = ?, note = ?,"
@@ -508,7 +508,7 @@ class Ledger:
         return found
 
     def open_lines(self) -> list[LedgerLine]:
-        """Return the lines that are not closed, oldest first: their instance may be billing or is not created yet."""
+        """Return the lines that are not closed, oldest first. Their instance may be billing or may not exist yet."""
         return self._lines(f"WHERE {_IS_OPEN} {_OLDEST_FIRST}")
 
     def num_lines(self) -> int:
@@ -598,7 +598,7 @@ class Ledger:
         return self.destroy_asked_at(mark) is not None
 
     def account(self, mark: str) -> str | None:
-        """Return the account that is now in a line. The user may have confirmed a new key since the line was read."""
+        """Return a line's current account. The user may have confirmed a new key since the line was read."""
         rows = self._execute(("SELECT account FROM lines WHERE mark = ?", [mark]))
         return rows[0]["account"] if rows else None
 
@@ -681,6 +681,6 @@ class Ledger:
             if not is_new:
                 raise  # the file has just been removed, and creating an empty one would hide the backup
         except OSError:
-            pass  # probably, there is no such table; any other problem makes the write below fail
+            pass  # probably there is no such table; any other problem would make the write below fail
         made = ("INSERT OR IGNORE INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
         return database.execute(*((sql, ()) for sql in _TABLES), made, (_SCHEMA, ()))

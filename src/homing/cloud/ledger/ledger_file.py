@@ -13,8 +13,9 @@ empty, and lost_ledger.py searches for the missing runs.
 
 Rows are read defensively, so that one bad row does not hide all the others. SQLite allows text, NULL or a blob in any
 column, and a disk error or a manual edit may have put them there. Each column is read separately. If its value is
-invalid, the column's name is reported, and a safe value is used instead: an instance that may bill counts as open, and
-an unknown cost is not counted. The mark and the instance id are kept, because they are needed to destroy the instance.
+invalid, the column's name is reported, and a safe value is used instead: an instance that may be billing counts as
+open, and an unknown cost is not counted. The mark and the instance id are kept, because they are needed to destroy the
+instance.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ class LedgerFile:
 
     def _run_on_copy(self, statements: Statements, exc: OSError) -> list[dict[str, Any]]:
         copy = self._copy or self._read_copy(exc)
-        rows = self._run(copy, statements, True)  # a statement that is itself invalid fails here too
+        rows = self._run(copy, statements, True)  # a statement that is itself invalid would fail here too
         self._copy = copy
         self._say(
             f"The ledger {self.path} cannot be {'read directly' if reads_only(statements) else 'written'}: {exc}."
@@ -253,7 +254,8 @@ def read_line(row: Mapping[str, Any], now: float) -> dict[str, Any]:
     """Return the fields of LedgerLine, with the columns that could not be read in `damaged`."""
     bad: list[str] = []
     intent_at = _moment(row, "intent_at", bad)
-    # If the creation time cannot be read, assume that the instance was created when requested, because it may bill.
+    # If the creation time cannot be read, assume that the instance was created when it was requested, because it may be
+    # billing.
     created_at = _moment(row, "created_at", bad, otherwise=intent_at if intent_at is not None else now)
     return {
         "mark": _text(row, "mark", bad),

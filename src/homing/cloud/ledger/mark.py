@@ -1,9 +1,9 @@
-"""Makes marks. A mark is the name or tag of an instance, which identifies it even if the ledger has lost it.
+"""Builds marks: the names or tags that identify instances, even those that the ledger has lost.
 
     homing-<owner6>-<run>-<attempt>        [a-z0-9-], at most 50 characters
 
-The owner is six characters that identify one $HOMING_HOME. homing changes only resources with its own owner in their
-mark. A run id that is too long is truncated and gets a hash, so that two long ids never share a mark.
+The owner is six characters that identify one $HOMING_HOME. homing changes only resources whose mark contains
+its own owner. A run id that is too long is truncated, and a hash is appended, so that two long ids never share a mark.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def make_mark(owner: str, run_id: str, attempt: int) -> str:
 
 
 def duplicate_mark(mark: str, instance_id: str) -> str:
-    """Return the mark for a duplicate instance's ledger line, because every instance that bills needs its own line."""
+    """Return a separate mark for a duplicate instance, so that its cost is recorded in a ledger line of its own."""
     return f"{mark}{_DUPLICATE}{plain_name(instance_id)}"
 
 

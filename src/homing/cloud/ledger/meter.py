@@ -97,7 +97,7 @@ def line_spend(line: LedgerLine, now: float) -> Decimal:
 
 @dataclass(frozen=True)
 class Bill:
-    """The cost of one instance, by our figure and by the provider's. Ours may be slightly higher: it starts earlier."""
+    """The cost of one instance, by our figure and by the provider's. Ours starts earlier and may be slightly higher."""
 
     mark: str
     ours_usd: Decimal
@@ -115,7 +115,7 @@ class Bill:
 
 
 def compare(line: LedgerLine, bills: Mapping[str, Decimal], now: float) -> Bill | None:
-    """Compare our figure with the provider's. Return None if the provider's is unknown or nothing was created."""
+    """Compare our cost figure with the provider's. Return None if theirs is unknown or nothing was created."""
     if line.mark not in bills or line.created_at is None:
         return None
     rate, until = Decimal(line.rate_usd_per_hour), line.destroyed_at if line.destroyed_at is not None else now
@@ -156,7 +156,7 @@ def moment(
 def worst_case(
     rate_usd_per_hour: Decimal, spend_limit_usd: Decimal, time_limit_s: float, spent_before_usd: Decimal = Decimal(0)
 ) -> Decimal:
-    """Return the most that a launch can cost while a guard is alive, which ends it within the limit reached first."""
+    """Return the most that a launch can cost, provided that a guard is alive to enforce whichever limit comes first."""
     if time_limit_s <= 0:
         return spend_limit_usd
     return min(spend_limit_usd, spent_before_usd + cost(rate_usd_per_hour, time_limit_s + MARGIN_S))
@@ -202,7 +202,7 @@ def follow_clock(home: Home) -> list[str]:
         step_s = (now["now"] - last["now"]) - (now["boottime"] - last["boottime"])
         if abs(step_s) <= MOST_DRIFT_S:
             return []
-        # Lines created since the clock change already have the new time. All earlier lines start before `until`.
+        # Lines created since the clock change already use the new time. All earlier lines start before `until`.
         home.ledger.set_clock(before, json.dumps(now), step_s, until=now["now"] - step_s)
     except (HomingError, OSError, ValueError, KeyError, TypeError):
         return []  # callers that must write to the ledger report write errors themselves
@@ -213,7 +213,7 @@ def follow_clock(home: Home) -> list[str]:
 
 
 def stamp(home: Home) -> dict[str, float | str]:
-    """Return the current time by both clocks, as input for `elapsed_s`."""
+    """Return the current time of day and boot clock, for a later call to `elapsed_s`."""
     world = home.world
     return {"now": world.now(), "boottime": world.boottime(), "boot_id": world.boot_id()}
 

@@ -66,7 +66,7 @@ def take(store: Store, run_id: str, *, owner: str, host: str, mark: str, after: 
             raise
         return wanted
     holder = read_lease(store, run_id, wanted.number)
-    if holder == wanted:  # the client may have retried internally, after a first try that had succeeded
+    if holder == wanted:  # the client may have retried although its first attempt had succeeded
         return wanted
     raise taken_elsewhere(store, holder or wanted, owner)
 

@@ -49,7 +49,7 @@ FILE = "measured.json"
 # reached 0.80 on an H200, but inside a step they share the GPU with other work. Most rows are for small models, which
 # say little about matmuls, so without this cap, predictions for large models could be too high.
 MOST_OF_PEAK = 0.70
-_FORWARD = 1 / 3  # fraction of the time to train on a token that the forward pass takes
+_FORWARD = 1 / 3  # share of the training time per token that is spent in the forward pass
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Table:
         )
 
     def learned_by(self, one: str, other: str) -> tuple[LearnedRow, LearnedRow] | None:
-        """Return one row of each recipe, for the same GPU, text and (longest possible) training time, or None."""
+        """Return a row of each recipe with the same GPU, text and training time (the longest available), or None."""
         found = [
             (row, match)
             for row in self.learned
@@ -152,7 +152,7 @@ def _conditions(row: LearnedRow) -> tuple[str, float, int]:
 
 
 def _in_bf16(row: StepRow) -> StepRow:
-    """Return the row with bf16 and without source and speed, to compare rows that may differ only in these fields."""
+    """Return the row with bf16 and no source or speed, so that rows that differ only in these fields compare equal."""
     return replace(row, source="", tokens_per_s=0.0, precision="bf16")
 
 
@@ -293,7 +293,7 @@ def _precision(run: Run, gpu: Gpu) -> str:
 
 
 def rl_step_s(table: Table, gpu: Gpu, run: Run, phase: Phase, num_gpus: int = 1) -> float:
-    """Return the seconds per RL step, which generates full-length samples and trains on them. GPUs share the rows."""
+    """Return the seconds per RL step: sampling at full length, then training on the samples. GPUs split the rows."""
     rl = phase.rl
     assert rl is not None
     rows = num_rows(rl) / num_gpus
@@ -310,7 +310,7 @@ def rl_eval_s(table: Table, gpu: Gpu, run: Run, phase: Phase) -> float:
 
 
 def _sampling_s(table: Table, gpu: Gpu, run: Run, phase: Phase, rl: Rl, rows: float) -> float:
-    """Return the seconds to sample this many rows, in batches as large as the phase allows."""
+    """Return the seconds it takes to sample this many rows, in batches as large as the phase allows."""
     at_a_time = min(rows, rows_at_a_time(rl))
     size, prompt = 4 if _precision(run, gpu) == "fp32" else 2, prompt_tokens(run.model, rl)
     fixed, traffic = _sampling_fit(table, rl.graphs != "off")
@@ -333,7 +333,7 @@ def _read_bytes(model: Model, rows: float, prompt: int, num_new: int, size: int)
 
 @functools.cache
 def _sampling_fit(table: Table, is_captured: bool) -> tuple[float, float]:
-    """Return the fixed seconds per layer, and how many times longer reading takes than at full bandwidth."""
+    """Return the fixed seconds per layer, and how many times longer memory reads take than at full bandwidth."""
     captured = [row for row in table.sampling if row.is_captured]
     assert captured, f"{FILE} has no sampling to learn from"
     terms = []

@@ -34,7 +34,7 @@ _KEEP = "checkpoint.keep_last"
 class Choosy(Protocol):
     """A provider that also lists machines homing cannot use, such as those with an unsupported operating system."""
 
-    def left_out(self) -> list[tuple[Offer, str]]: ...  # such machines from the last query, each with the reason
+    def left_out(self) -> list[tuple[Offer, str]]: ...  # offers of the last query that homing cannot use, and why
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def _no_offer(needs: Needs, providers: Sequence[str], home: Home, found: Found) 
             lacking += home.provider(name).offers(Needs())
     reasons += [f"{offer.provider} {offer.name} {lack(offer, needs)}." for offer in lacking]
     fix = "Change cloud.gpu, cloud.providers or limits.rate, or make the model smaller; see: homing verify RUN"
-    if set(providers) == {"local"}:  # usually, the preset chose the provider, not the user
+    if set(providers) == {"local"}:  # usually the provider was chosen by the preset, not by the user
         fix = "Rent a GPU: homing plan RUN --set cloud.providers=runpod   or use a smaller model: homing verify RUN"
     small = [offer for offer in lacking if not lack(offer, dataclasses.replace(needs, disk_bytes=0))]
     if small:  # offers that would fit if they had more disk space

@@ -29,7 +29,7 @@ from homing.wire.run_json import Run
 
 __all__ = ["Buys", "OfferPlan", "PhaseCost", "Plan", "make_plan", "needs_of", "relay_of", "suggested_limit"]
 
-_BYTES_PER_TOKEN = 4  # an upper bound for the size of a token in a shard
+_BYTES_PER_TOKEN = 4  # upper bound: a shard stores each token in at most this many bytes
 _MONTH_S = 730 * 3600.0
 _UNKNOWN = "has a GPU unknown to homing, so its time and cost cannot be planned"
 
@@ -138,7 +138,8 @@ def make_plan(run: Run, home: Home, *, explain: bool = False) -> Plan:
 def suggested_limit(plan: Plan) -> str:
     """Suggest a spend limit: 1.5 times the planned cost, because a probe or an assumption may be off by that much.
 
-    If no limit is set yet, suggest at least the worst case, which is shown next to it. Even a free machine gets one.
+    If no limit is set yet, suggest at least the worst case, which is shown next to the suggestion. Suggest a limit even
+    for a free machine.
     """
     best = plan.best
     has_worst = plan.run.limits.spend_usd is None and best.worst_usd.is_finite()
@@ -217,7 +218,7 @@ def _plan_offer(run: Run, offer: Offer, home: Home) -> OfferPlan:
 
 
 def _rank(run: Run, row: OfferPlan) -> tuple[bool, Decimal, float]:
-    """Return a sort key: cheapest to finish first, but offers that cannot produce a model within the limit last."""
+    """Return a sort key: cheapest to finish first. Offers that cannot produce a model within the limit come last."""
     limit = run.limits.spend_usd
     return (limit is not None and row.minimum_usd > Decimal(limit), row.cost_usd, row.seconds)
 
@@ -244,7 +245,7 @@ def _odds_text(row: OfferPlan) -> str:
 
 
 def _is_unknown(row: OfferPlan) -> bool:
-    """Return True if the offer rents a GPU of unknown speed. Always False for the user's own machines."""
+    """Return True if the offer is for a rented GPU of unknown speed. Always False for the user's own machines."""
     return row.speed.source == "unknown" and row.offer.provider not in ("local", "ssh")
 
 
@@ -310,7 +311,7 @@ def _warnings(run: Run, cheapest: OfferPlan) -> list[str]:
 
 
 def _all_weights(run: Run) -> list[str]:
-    """Return a warning for each full fine-tuning phase after LoRA. It needs far more memory and may be a mistake."""
+    """Warn about each full fine-tuning phase that follows LoRA: it needs far more memory and may be a mistake."""
     found = []
     for before, phase in zip([None, *run.phases], run.phases, strict=False):
         is_after = bool(phase.init_base) or (not phase.init_from and before is not None and before.method != "full")

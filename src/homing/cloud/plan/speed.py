@@ -241,7 +241,7 @@ def _anchors(run: Run, phase: Phase, num_gpus: int, known: dict[str, Any]) -> di
 
 
 def _between(rate: float, gpu: Gpu, anchors: Sequence[_Anchor]) -> float:
-    """Raise the rate to what any GPU that is no better reached, and lower it to what any that is no worse reached."""
+    """Clamp the rate: at most what an equal or better GPU reached, at least what an equal or worse GPU reached."""
     for anchor in anchors:
         if anchor.gpu.is_at_least(gpu):
             rate = min(rate, anchor.pace.tokens_per_s)

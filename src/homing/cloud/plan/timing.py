@@ -5,7 +5,7 @@
              inputs   compile                             save      checkpoint   billing
 
 Each figure is measured (by the newest run on the same device, stored with the speeds), computed from sizes, or assumed,
-and `text` says which. Assumed times are rather too long, because a limit that launch accepts must be enough to push a
+and `text` says which. Assumed times err on the long side, because a limit that launch accepts must be enough to push a
 finished model to the store.
 
 Preemptions add time (`odds_of`):
@@ -49,13 +49,13 @@ _HOME_S = 20.0  # time to verify the push, report the end, and make the call tha
 _PUSH_BYTES_PER_S = {"file": 100e6}  # for a local disk; network stores use the next line (200 Mbit/s)
 _NETWORK_BYTES_PER_S = 25e6
 _DISK_BYTES_PER_S = 50e6  # speed of a save with fsync and verification
-_BYTES_PER_TOKEN = 4  # upper bound for the size of a token in a shard
-_BYTES_PER_WEIGHT = 4  # upper bound for the size of a weight
+_BYTES_PER_TOKEN = 4  # upper bound: a shard stores each token in at most this many bytes
+_BYTES_PER_WEIGHT = 4  # upper bound: a weight is stored in at most this many bytes
 
 _FINISH_DOUBT, _FINISH_SPARE_S = 1.25, 5.0  # the trainer's reserve for its final evaluation, save and sample
 _MEASURED_DOUBT, _DOUBT = 1.5, 2.0  # safety factors: for measured speeds and times, and for all others
 _LEAST_STEPS = 20  # enough steps to measure the run's speed and to decay the learning rate
-_END_S = 3.0  # time that the agent needs to begin ending the billing before the next guard acts
+_END_S = 3.0  # the agent must begin to end billing at least this long before the limit, ahead of the next guard
 ASSUMED_HOURS = 20.0  # average time until a spot machine is preempted, assumed until more is known
 _TAKEN = "preempted"  # if an instance was preempted, its note in the ledger begins with this
 
@@ -84,7 +84,7 @@ class Timing:
         return self.arrive_s + self.start_s + work + self._finish_s(run) + _way_home_s(self.home_s, self.push_s)
 
     def parts(self, run: Run) -> list[tuple[str, float]]:
-        """Return the planned seconds of each part: boot and start, each phase, pushing the results and ending."""
+        """Return each part and its planned seconds: boot and start, each phase, pushing results and ending billing."""
         phases = [(p.kind, self._steps_s(p, p.num_steps) + self._finish_phase_s(p)) for p in run.phases]
         way_home = ("home", _way_home_s(self.home_s, self.push_s))
         return [("boot and start", self.arrive_s + self.start_s), *phases, way_home]
@@ -183,12 +183,12 @@ def timing_of(run: Run, offer: Offer, speed: Speed, home: Home) -> Timing:
 
 
 def _way_home_s(home_s: float, push_s: float) -> float:
-    """Return the seconds to push the results and end billing. Two checkpoints may still have to be uploaded."""
+    """Return the seconds to push the results and end billing, with up to two checkpoints still to upload."""
     return home_s + 2 * push_s
 
 
 def pushing(run: Run) -> str:
-    """Say how much is pushed to the store before renting, and how long that takes. Existing objects are skipped."""
+    """Say how much is pushed to the store before renting, and how long that takes. Existing objects are not resent."""
     per_s = _PUSH_BYTES_PER_S.get(run.store.partition(":")[0], _NETWORK_BYTES_PER_S)
     num_bytes = _input_bytes(run, is_base_sent=not any(map(is_from_hub, run.inputs)))
     lasts = format_duration(max(1.0, num_bytes / per_s))

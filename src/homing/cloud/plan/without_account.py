@@ -102,7 +102,7 @@ def _listed(run: Run) -> Iterator[tuple[Offer, str]]:
 
 
 def _cards(price: Price, num_gpus: int) -> tuple[str, int]:
-    """Return the GPU and the number of GPUs for a list price. EC2 prices are per machine, all others per GPU."""
+    """Return which GPU, and how many, a list price is for. EC2 prices are per machine, all others per GPU."""
     return TYPES.get(price.name, ("", 0, 0, 0))[:2] if price.provider == "aws" else (price.name, num_gpus)
 
 

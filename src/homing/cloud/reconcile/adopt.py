@@ -62,7 +62,10 @@ class Proposal:
 
 
 def propose(store: Store, wanted: str, home: Home) -> Proposal:
-    """Return the proposal for a run id or name. A name selects a run with an open attempt, otherwise the newest run."""
+    """Return the proposal for a run id or name.
+
+    If several runs have that name, choose one with an open attempt, or else the newest.
+    """
     records = stored_runs(store)
     found = [each for each in records if wanted in (each.run_id, each.run_name)]
     # The sort is stable, so the newest run stays first. If computers' clocks differ, only ended runs can be misordered.
@@ -124,7 +127,7 @@ def _mark_to_keep(proposal: Proposal) -> str:
 
 
 def _restored(home: Home, line: LedgerLine) -> LedgerLine:
-    """Mark an open line as restored if its instance was created from this $HOMING_HOME, whose ledger has lost it."""
+    """Mark an open line as restored if it was lost from the ledger of this $HOMING_HOME, which created the instance."""
     is_lost = line.destroyed_at is None and home.is_ours(line.mark)
     return dataclasses.replace(line, note=RESTORED + line.note) if is_lost else line
 
@@ -169,10 +172,10 @@ def _last_word(store: Store, run_id: str) -> Heartbeat | None:
 
 
 def _by_our_clock(lines: list[LedgerLine], beat: Heartbeat | None, home: Home) -> list[LedgerLine]:
-    """Move the start of an open attempt back if its agent has counted more time than our clock shows.
+    """Set the start of an open attempt to an earlier time if its agent has counted more time than our clock shows.
 
-    The other computer recorded the start by its own clock. If our clock is behind that clock, the attempt looks too
-    young, and both its receipt and the spend that counts toward the limit would be too low.
+    The start was recorded by the clock of the computer that launched the attempt. If our clock is behind that one, the
+    attempt looks too young, and both its receipt and the spend that counts toward the limit would be too low.
     """
     now, found = home.world.now(), []
     for line in lines:
@@ -185,7 +188,7 @@ def _by_our_clock(lines: list[LedgerLine], beat: Heartbeat | None, home: Home) -
 
 
 def _foreign(record: RunRecord, home: Home) -> list[Adopted]:
-    """Return the record's instances with other owners' marks. The caller allows changes to them from this computer."""
+    """Return the record's instances that other owners launched. The caller lets this computer change them."""
     found = [Adopted(each.mark, owner_in(each.mark), each.host, each.home) for each in record.attempts]
     return [each for each in found if each.owner and each.owner != home.owner]
 

@@ -72,7 +72,7 @@ class Finding:
 class Survey:
     findings: list[Finding]
     problems: list[str]  # a sentence for each provider that could not be queried
-    is_blind: bool  # True if something may bill at a provider that could not be queried
+    is_blind: bool  # True if something may be billing at a provider that could not be queried
 
     @property
     def to_answer(self) -> list[Finding]:
@@ -195,7 +195,7 @@ def _not_asked(name: str, exc: HomingError | OSError) -> str:
 
 
 def _askable(home: Home, lines: list[LedgerLine]) -> list[tuple[str, Callable[[], Provider]]]:
-    """Return functions that open each provider for our own resources, and one for each owner of adopted instances."""
+    """Return functions that open the providers: one per provider, plus one per provider and owner of adopted lines."""
     found: dict[str, Callable[[], Provider]] = {}
     for name in providers_in_use(home):
         found[name] = partial(home.provider, name)

@@ -1,4 +1,4 @@
-"""Recovers the owner and the ledger, which homing needs to recognize its instances, if they were lost.
+"""Recovers a lost owner or ledger. homing needs both to recognize its instances.
 
 owner lost    recovered from the marks in the ledger and written to disk again on the next use
 ledger lost   restored from its backup (ledger_file.py). If a run is not in the backup, its instance's mark and its
@@ -146,7 +146,7 @@ def unknown_ids(home: Home) -> list[str]:
 
 
 def read_lost(home: Home, run_id: str) -> LostRun:
-    """Return what the run's local documents say about it. Damaged ones are skipped, so that the run is still found."""
+    """Return what the run's local documents say about it. Damaged documents are skipped."""
     folder = home.run_dir(run_id)
     name = re.sub(_RUN_ID + "$", "", run_id)
     lost = LostRun(run_id, name, "")

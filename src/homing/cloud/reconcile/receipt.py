@@ -1,9 +1,9 @@
-"""Writes the receipt of an instance that is gone. Its cost there is never less than what the provider bills.
+"""Writes the receipt of an instance that is gone. The recorded cost is never less than what the provider bills.
 
     end time   the provider's; else from the agent's final heartbeat; else when the instance was found to be gone
     cost       the largest of rate x time, the provider's figure, the agent's count and the ledger's figure
 
-If it is unknown when the instance ended, or whether it existed, the receipt shows the most that the instance can have
+If it is unknown when the instance ended, or whether it existed, the receipt shows the most that the instance could have
 cost, and the note says so.
 """
 
@@ -99,7 +99,7 @@ def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -
         known = max(written, agent_usd, billed)  # cost of the time during which the instance certainly existed
         most = count * most_usd(home, line)
         if line.note.startswith(RESTORED):
-            # As far as we know, the instance's guards enforced the limit in its line.
+            # As far as we know, the instance's guards enforced the limit recorded in its line.
             most = min(most, Decimal(line.limit_usd or most))
             if line.intent_at > now and most.is_finite():
                 spend = most  # our clock was set back after the launch, and nothing else shows when billing began
@@ -110,15 +110,15 @@ def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -
 
 
 def _most_machines(home: Home, line: LedgerLine, instance: Instance | None) -> int:
-    """Return how many instances may have had this mark. If none was seen, assume as many as the launch could create."""
+    """Return how many instances may have had this mark. If none was seen, assume as many as the launch allows."""
     provider = home.provider_of(line)
     return provider.num_creates if instance is None and isinstance(provider, Doubling) else 1
 
 
 def _latest(home: Home, line: LedgerLine) -> float:
-    """Return the latest time that it can be now by the clock of the computer that sent the create call.
+    """Return an upper bound on the current time by the clock of the computer that sent the create call.
 
-    Two computers' clocks are assumed to agree within the margin. The agent's own count needs neither clock.
+    The clocks of two computers are assumed to agree within the margin.
     """
     is_own = home.is_ours(line.mark)
     return home.world.now() + (0.0 if is_own else meter.MARGIN_S)
@@ -154,22 +154,23 @@ def most_usd(home: Home, line: LedgerLine) -> Decimal:
         # attempt's limit never applied to it.
         largest = max(largest, Decimal(run.spend_limit_usd or limit))
     earlier = [each for each in lines if each.attempt < line.attempt]
-    # Leave out attempts that were closed after this one was launched, because they counted for less at that time.
+    # Leave out attempts that were closed after this one was launched, because their cost was still lower at the launch.
     closed = [each for each in earlier if each.destroyed_at is not None and each.destroyed_at <= line.intent_at]
     return largest - sum((Decimal(each.spend_usd) for each in closed), Decimal(0))
 
 
 def at_their_most(home: Home, lines: Sequence[LedgerLine]) -> list[LedgerLine]:
-    """Return the lines, but with open instances in accounts that no key here can see closed at their maximum cost.
+    """Return the lines, with an upper bound on the cost of open instances that no key on this computer can see.
 
-    The maximum cost is constant, so a launch, its agent and the local guard compute the same total. If the cost has no
-    bound, or the provider cannot be queried, the line stays open at its rate.
+    Their lines are returned as if closed at the maximum cost. The maximum cost is constant, so a launch, its agent and
+    the local guard compute the same total. If the cost has no bound, or the provider cannot be queried, the line stays
+    open at its rate.
     """
     return [_at_its_most(home, line) if _is_open(line) and is_elsewhere(home, line) else line for line in lines]
 
 
 def left_at_most(home: Home, lines: Sequence[LedgerLine]) -> list[LedgerLine]:
-    """Return a live run's lines, but with attempts left open in other accounts closed at their maximum cost.
+    """Return a live run's lines, in which attempts left open in other accounts appear closed at their maximum cost.
 
     The last launch counted these attempts in the same way (`at_their_most`). The last attempt itself counts at its
     rate, whichever key is set here, because the limit applies to it.
@@ -189,8 +190,8 @@ def _is_open(line: LedgerLine) -> bool:
 def _is_apart(home: Home, line: LedgerLine, last: LedgerLine) -> bool:
     """Return True if the line is in a different account than the last attempt.
 
-    If the ledger contains both accounts, they are compared without asking the provider. Otherwise, whenever the
-    provider does not answer, both machines would count as running, although the launch counted only one.
+    If the ledger contains both accounts, they are compared without querying the provider. If it had to be queried
+    and did not answer, both machines would count as running, although the launch counted only one.
     """
     is_known = line.provider == last.provider and line.account is not None and last.account is not None
     if is_known and line.account != last.account and line.billing != "yes":
@@ -210,7 +211,7 @@ def _at_its_most(home: Home, line: LedgerLine) -> LedgerLine:
 
 
 def at_its_rate(home: Home, line: LedgerLine, instance: Instance) -> LedgerLine:
-    """If the provider reports a higher rate than the line has, record it. Return the line with the higher of the two.
+    """If the provider reports a higher rate than the line contains, record it. Return the line with the higher rate.
 
     The rate must be recorded now, because not every provider still reports it once the machine is gone.
     """
@@ -252,7 +253,7 @@ def counted(line: LedgerLine, beat: Heartbeat | None, lines: Sequence[LedgerLine
 
 
 def _counted_before(earlier: LedgerLine, line: LedgerLine, now: float) -> Decimal:
-    """Return an upper bound on the cost of an earlier attempt that is included in the count of `line`'s agent.
+    """Return an upper bound on what the agent of `line` counts as the cost of an earlier attempt.
 
     If the earlier attempt was left open in a different account, the launch gave the agent its maximum cost.
     """
@@ -266,19 +267,19 @@ def _counted_before(earlier: LedgerLine, line: LedgerLine, now: float) -> Decima
 def _goodbye(home: Home, line: LedgerLine, beat: Heartbeat | None, counted_usd: Decimal, now: float) -> float | None:
     """Return the time by which billing had stopped if the instance reported its own end, otherwise None.
 
-    It is needed because not every provider reports when an instance ended or keeps that information for long, and the
-    user's laptop may be closed for days.
+    This is needed because not every provider reports when an instance ended, or keeps that information for as long as
+    the user's laptop may be closed.
     """
     if beat is None or beat.state != "ended" or not can_end_itself(home.provider_of(line)):
         return None
     if line.note.startswith(RESTORED):
-        # An instance may need several tries to destroy itself. If the ledger was lost, it is also unknown when the
-        # instance was last listed.
+        # An instance may need several tries to destroy itself. Because the ledger was lost, it is also unknown when the
+        # provider last listed the instance.
         return None
     assert line.created_at is not None, line
     rate = Decimal(line.rate_usd_per_hour)
-    # Use the longer of two lifetimes: one by the instance's clock, and one derived from its spend. The spend also
-    # reflects the instance's age if this computer sent it.
+    # Use the longer of two lifetimes: one by the instance's clock, and one derived from the spend that its agent
+    # counted. If this computer sent the agent the instance's age, the spend reflects that age.
     lived_s = max(0.0, beat.t - beat.started_at, float(counted_usd / rate * 3600) if rate > 0 else 0.0)
     return min(now, line.created_at + lived_s + meter.MARGIN_S)
 

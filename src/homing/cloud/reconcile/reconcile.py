@@ -92,12 +92,12 @@ def refresh(
 
 
 def unread(run: RunRow) -> str:
-    """Return the beginning of every message about a store that could not be read, for this run's store."""
+    """Return the opening words of each message that says this run's store could not be read."""
     return f"Could not read the store of {run.id}:"
 
 
 def unasked(name: str) -> str:
-    """Return the beginning of every message about a provider that could not be queried, for this provider."""
+    """Return the opening words of each message that says this provider could not be queried."""
     return f"Could not query {name}, so its instances may be billing:"
 
 
@@ -167,7 +167,7 @@ def _views(home: Home) -> list[_View]:
 
 
 def _list_owned(home: Home, views: list[_View], by: float) -> list[list[Instance] | HomingError | OSError]:
-    """List our instances for every view.
+    """Return what each provider lists as ours, or its error, in the order of `views`.
 
     Remote providers are queried in parallel with a deadline, so that none blocks the guard.
 
@@ -228,7 +228,9 @@ def _note_all_owned(
         if shown_mark(mark) in others:
             # Writing one provider's id to a different provider's line would make that line's instance unknown.
             where = others[shown_mark(mark)]
-            problems.append(f"{name} lists {instance.id} as {mark}, but that is the name of an instance on {where}.")
+            problems.append(
+                f"{name} lists {instance.id} under the name {mark}, but that name belongs to an instance on {where}."
+            )
             continue
         if shown_mark(mark) != mark:
             problems += note_duplicate(home, lines.get(shown_mark(mark)), instance)
@@ -286,7 +288,7 @@ def add_duplicate(home: Home, line: LedgerLine | None, instance: Instance) -> Le
 
 
 def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> list[str]:
-    """Record what the provider reports about an instance. Implausible figures are skipped, with a sentence for each."""
+    """Record what the provider reports about an instance. Skip implausible figures, returning a sentence for each."""
     if line is None:
         _note_unknown(home, instance)
     elif line.destroyed_at is not None:
@@ -311,7 +313,7 @@ def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> list
 
 
 def _note_unknown(home: Home, instance: Instance) -> None:
-    """Record an instance that is not in the ledger: with its run and limit if they are known here, or without a run."""
+    """Record an instance that the ledger lacks, with its run and limit if they are known here, else without a run."""
     found = remembered(home, instance)
     if found is None:
         home.ledger.adopt(_forgotten(instance, home.world.now()))
@@ -428,9 +430,9 @@ def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | R
         outcome = found.outcome
         # `homing watch` exits with this code. A requested stop is not a failure, and reaching a limit has its own code.
         code = LimitReached.exit_code if found.is_limit else int(outcome.state == "failed")
-        # The guard waits from this time on, so it must not be in the future. The instance's clock may be ahead.
+        # The guard measures a wait from this time. Cap it at `now`, because the instance's clock may be ahead.
         ended_at = min(outcome.t or now, now)
-        # An instance that is destroyed from here gets the same signal as one that is preempted.
+        # An instance that is destroyed from here receives the same signal as one that is preempted.
         is_cut = outcome.is_preempted or found.is_unasked
         is_taken = is_cut and last is not None and not home.ledger.is_destroy_asked(last.mark)
         reason = f"{PREEMPTED}{outcome.reason}" if is_taken else outcome.reason

@@ -102,8 +102,8 @@ def check_own(home: Home, provider_name: str, lines: Sequence[LedgerLine]) -> No
 def accounts_unseen(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
     """Return a sentence for each provider with accounts in the ledger that the current key does not belong to.
 
-    Resources that the user keeps in such an account continue to bill, but no list shows them. A new key alone does not
-    mean a different account.
+    Resources that the user keeps in such an account continue to bill, but no list shows them. Accounts known only by a
+    hash of their key are left out, because a new key alone does not mean a different account.
     """
     rented: dict[str, set[str]] = {}
     for line in lines:
@@ -143,7 +143,7 @@ def vouch(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
 
 
 def say(exc: HomingError) -> str:
-    """Return the error's what, why and fix in one line."""
+    """Return the error's `what`, `why` and `fix`, joined into one line."""
     return " ".join(part for part in (exc.what, exc.why, exc.fix) if part)
 
 

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 STALE_S = 60.0  # a heartbeat counts as stale if it is older than this plus twice the store's write interval
-BY_REWARD = "rl"  # the phase in which the reward is shown, because the loss is meaningless
+BY_REWARD = "rl"  # the kind of phase that shows its reward, because its loss is meaningless
 _PASS = "val_pass_at_"
 
 

@@ -213,8 +213,8 @@ class _Watch:
         if run is None or run.is_live or open_lines(self.home, run):
             return False
         if run.is_interrupted and self.interrupted_by != run.reason:
-            # Another process may have noticed the end before our own guard pass, so make another pass, which may resume
-            # the run.
+            # Another process may have noticed before our own guard pass that the run ended, so make another pass, which
+            # may resume the run.
             self.interrupted_by, self.refresh_due = run.reason, self.home.world.monotonic()
             return False
         self.run = run

@@ -87,7 +87,7 @@ def to_finish(status: Status) -> Decimal | None:
     beat = status.reports.heartbeat if status.reports else None
     if beat is None or not status.lines:
         return None
-    # If the run is landing (ending early), use the time to the planned end of the phase, which it will not reach.
+    # If the run is landing (ending early), `eta_s` is the time to the early end, so use the time to the planned end.
     seconds = beat.eta_s if beat.end_step is None else beat.plan_s
     return None if seconds is None else meter.cost(Decimal(status.lines[-1].rate_usd_per_hour), seconds)
 

@@ -63,7 +63,7 @@ class EventFeed:
         self.fresh: list[Metric] = []  # the metrics that were new at the last call
         self._samples: set[str] = set()
         self._reported: set[tuple[float, str, str, str]] = set()  # events by identity
-        self._times: dict[str, float] = {}  # times of the samples, by path
+        self._times: dict[str, float] = {}  # time of each sample, by path
         self._is_first = True
         self.metric: Metric | None = None  # the newest metric with a loss
         self.first: dict[str, Metric] = {}  # maps a phase to its first metric with a meaningful loss
@@ -71,7 +71,7 @@ class EventFeed:
         self.figures: dict[str, dict[str, float]] = {}  # maps a phase to the metrics that only this phase has
 
     def copy(self) -> EventFeed:
-        """Return a copy to use for reading. The original stays unchanged if reading fails halfway or takes too long."""
+        """Return a copy of the feed to read with. The original stays unchanged if reading fails or takes too long."""
         made = copy.copy(self)
         made._events, made._metrics = copy.copy(self._events), copy.copy(self._metrics)
         made._samples, made._reported, made._times = set(self._samples), set(self._reported), dict(self._times)
@@ -139,7 +139,7 @@ class EventFeed:
             yield line.intent_at, Report("event", said, data)
 
     def _is_passed(self, event: Event, later: Sequence[Event]) -> bool:
-        """Return True if a newer event reports this evaluation's progress or end, because only the newest is shown."""
+        """Return True if a newer event reports this evaluation's progress or end, since only the newest is shown."""
         last = self.measured.get(event.phase)
         is_over = last is not None and last.step >= (event.step or 0)
         return is_over or any(each.kind == _EVALUATING for each in later)
@@ -190,7 +190,7 @@ def _late(event: Event, lines: Sequence[LedgerLine]) -> str:
 
 
 def _dollars(event: Event, lines: Sequence[LedgerLine]) -> str:
-    """Return a sentence with the cost of finishing the plan, because the trainer's own event contains only the time."""
+    """Return a sentence with the cost of finishing the plan, for a trainer event that contains only the time."""
     needs_s = event.data.get("needs_s")
     if event.source != "trainer" or not isinstance(needs_s, float) or not lines:
         return ""
