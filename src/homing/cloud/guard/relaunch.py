@@ -182,7 +182,7 @@ def _launch(ready: Draft, home: Home, run: RunRow, notify: Callable[[str], None]
     except (EndedElsewhere, StillBilling):
         raise
     except HomingError as exc:
-        # Restore the run's original reason, so that the relaunch is retried later, unless another launch came first.
+        # Unless another launch came first, restore the run's original reason, so that the relaunch is retried later.
         after = home.ledger.run(run.id)
         # Replace only what our own failed launch wrote, because the user may have ended the run in the meantime.
         if after is not None and not after.is_live and after.reason.startswith(UNDONE):

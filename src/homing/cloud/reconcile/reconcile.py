@@ -421,7 +421,7 @@ def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | R
     if last is not None and last.destroyed_at is None and isinstance(found, RunReports) and _is_as_noted(run, found):
         return
     if [line.mark for line in home.ledger.lines(run.id)] != [line.mark for line in lines]:
-        return  # a new attempt began while the store was being read, and has its own reports
+        return  # a new attempt, with its own reports, began while the store was being read
     if isinstance(found, Lease):
         home.ledger.set_run(run.id, only_live=True, state=ADOPTED, reason=f"adopted {describe(found)}")
     elif found is not None and found.outcome is not None and not found.is_saved:

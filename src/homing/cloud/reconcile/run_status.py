@@ -212,7 +212,7 @@ def say_figures(figures: Mapping[str, float]) -> list[str]:
 
 
 def how_far(seen: Heartbeat | Metric, phases: Sequence[str], figures: Mapping[str, float] | None = None) -> list[str]:
-    """Return the parts of a status line that come from the trainer, as far as known, for rented and local runs."""
+    """Return those parts of a status line that come from the trainer and are known, for rented and local runs."""
     parts = []
     if len(phases) > 1 and seen.phase in phases:
         parts.append(f"{seen.phase} {phases.index(seen.phase) + 1}/{len(phases)}")

@@ -114,9 +114,9 @@ class EventFeed:
             self._reported.add(mark)
             if event.kind == "sampled":
                 self._times[str(event.data.get("path"))] = event.t
-                continue  # not shown, because the sample itself is shown
+                continue  # not shown, because the sample itself is shown instead
             if event.kind == "evaluated":
-                continue  # not shown, because the result of the evaluation is shown
+                continue  # not shown, because the result of the evaluation is shown instead
             if event.kind == _EVALUATING and self._is_passed(event, events[place + 1 :]):
                 continue
             where = f"step {event.step:,} | " if event.step is not None else ""
