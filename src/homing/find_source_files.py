@@ -64,9 +64,10 @@ class Found:
 
 
 def find_sources(patterns: Sequence[str], *, key: str, otherwise: str = "") -> Found:
-    """Return every file that `patterns` match, each once; raises DataError for missing, empty or unreadable ones.
+    """Return every file that matches one of `patterns`, without duplicates.
 
-    `key` names the setting in errors. `otherwise` is the hint for choosing a different file, by default `--KEY PATH`.
+    Raise DataError if a file is missing, empty or unreadable. In the error, `key` names the setting, and `otherwise`
+    says how to choose a different file; its default is `--KEY PATH`.
     """
     found = Found([])
     seen: set[str] = set()
@@ -178,7 +179,7 @@ def _refuse_empty(paths: list[str], key: str) -> None:
 def _source(path: str, key: str) -> Source:
     try:
         path.encode()
-    except UnicodeEncodeError as exc:  # fail now, because prep could not write this name to the manifest at the end
+    except UnicodeEncodeError as exc:  # fail now: at its end, prep would be unable to write this name to the manifest
         raise DataError(
             what=f"{key}: the name {path!a} is not UTF-8.",
             why="It uses another encoding, such as Latin-1, and cannot be stored in a run file or manifest.",
@@ -256,12 +257,12 @@ def _neighbours(path: str) -> str:
 
 
 def is_in_store(path: str) -> bool:
-    """Return whether this is the address of a file in a store, which `homing prep` fetches."""
+    """Return True if this is the address of a file in a store. `homing prep` fetches such files."""
     return path.startswith(("s3:", "hf:", "modal:", "file:"))
 
 
 def fault_of(named: str) -> str:
-    """Return why no text can be read from this path, glob or folder, or "" if there is text."""
+    """Return the reason why no text can be read from this path, glob or folder, or "" if there is text."""
     if not is_utf8(named):
         return f"the name {named!a} is not UTF-8"
     path = os.path.expanduser(named)

@@ -3,7 +3,7 @@
     model_of(config)   Hugging Face config.json -> wire Model; the error names every feature that our decoder lacks
     config_of(model)   wire Model -> a config.json that transformers loads
 
-An absent key takes the default that transformers uses for that architecture.
+If a key is absent, `model_of` uses the default that transformers has for that architecture.
 """
 
 from __future__ import annotations

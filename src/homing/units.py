@@ -42,10 +42,10 @@ _NUMBER = r"(\d+(?:[_,]\d{3})*(?:\.\d+)?|\.\d+|\d+(?:\.\d+)?[eE][+]?\d+)"
 
 
 def parse_usd(value: object) -> Decimal:
-    """Parse `$12`, `12.50`, `$1,200.00`, `12 usd` or 12 to a Decimal; raises ValueError if negative or not finite.
+    """Parse `$12`, `12.50`, `$1,200.00`, `12 usd` or 12 into a Decimal. Raise ValueError if negative or not finite.
 
-    An ambiguous comma is rejected as well: as a thousands separator, it would turn 1,50 into a hundred times the
-    intended limit.
+    An ambiguous comma is rejected as well. If 1,50 were read with a thousands separator, the limit would be a hundred
+    times the intended one.
     """
     wrong = f"{value!r} is not a dollar amount, such as $12.00"
     if isinstance(value, bool):
@@ -67,7 +67,7 @@ def parse_usd(value: object) -> Decimal:
 
 
 def parse_duration(value: object) -> float:
-    """Parse `90s`, `30m`, `1h30m`, `2d` or a number of seconds to seconds."""
+    """Parse `90s`, `30m`, `1h30m`, `2d` or a number of seconds into seconds."""
     wrong = f"{value!r} is not a duration, such as 90s, 30m or 1h30m"
     if isinstance(value, bool):
         raise ValueError(wrong)
@@ -89,15 +89,15 @@ def parse_duration(value: object) -> float:
 
 
 def parse_count(value: object) -> int:
-    """Parse `2B`, `131,072`, `1.5M`, `10k` or 512 to an int; raises ValueError.
+    """Parse `2B`, `131,072`, `1.5M`, `10k` or 512 into an int. Raise ValueError if that is impossible.
 
-    Fractions are rejected, and so is 1.000, which may mean 1000.
+    Fractions are rejected, and so is 1.000, because it may mean 1000.
     """
     return _parse_scaled(value, _COUNT, "a count, such as 131072, 10k, 1.5M or 2B")
 
 
 def parse_bytes(value: object) -> int:
-    """Parse `100MB`, `1.5GiB` or 4096 to bytes."""
+    """Parse `100MB`, `1.5GiB` or 4096 into a number of bytes."""
     return _parse_scaled(value, _BYTES, "a size, such as 100MB or 1.5GiB")
 
 
@@ -200,7 +200,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_count(number: float) -> str:
-    """Format a number for prose to three significant digits: 1234567 -> 1.23M. Tables print the whole number."""
+    """Format a number for prose to three significant digits: 1234567 -> 1.23M. Tables show all digits."""
     for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
         # Switch to the next unit as soon as three digits would round up to it: 999,700 is 1M, not 1e+03k.
         if abs(number) >= size * (0.9995 if size > 1000 else 1):

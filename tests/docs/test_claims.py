@@ -154,7 +154,7 @@ def test_every_speed_on_a_page_is_in_a_result_file_or_says_that_it_is_not() -> N
     found = []
     for path in PAGES:
         for paragraph in path.read_text(encoding="utf-8").split("\n\n"):
-            if re.search(r"unverified|goals were|the model says", paragraph, re.IGNORECASE):
+            if re.search(r"unverified|goals were|the speed model predicts", paragraph, re.IGNORECASE):
                 continue
             for number in re.findall(r"(\d{1,3}(?:,\d{3})+) tok/s", paragraph):
                 if int(number.replace(",", "")) not in measured_ones:

@@ -1,4 +1,4 @@
-"""Results of `homing doctor`: each Check answers one question. A fault says how to fix it and where to read more.
+"""Results of `homing doctor`: each Check answers one question. A fault includes a fix and where to read more.
 
 A provider can add its own checks with a method `checks() -> list[Check]` that changes nothing. A prepaid provider
 also has `balance()`, which returns the remaining funds and the current spend per hour, or None if the provider does not
@@ -27,7 +27,7 @@ class Check:
     state: State
     text: str  # the result of the check, as a sentence
     fix: str = ""  # a command to type or a key to change
-    page: str = ""  # a web page or guide: where to get what is missing, or where to read more
+    page: str = ""  # a web page or guide that provides what is missing or explains more
 
     @property
     def is_finding(self) -> bool:
@@ -36,7 +36,7 @@ class Check:
 
 @runtime_checkable
 class Checked(Protocol):
-    """A provider with its own checks, such as permissions and quota, in addition to the check of its key."""
+    """A provider that adds checks of its own, such as of permissions and quota, to the check of its key."""
 
     def checks(self) -> list[Check]: ...
 
@@ -61,7 +61,7 @@ def fault(name: str, text: str, fix: str, page: str = "") -> Check:
 @dataclass(frozen=True)
 class Balance:
     left_usd: Decimal
-    rate_usd_per_hour: Decimal  # total rate of everything currently rented in this account, by any user
+    rate_usd_per_hour: Decimal  # total rate of everything that this account is renting, for all its users
 
 
 @runtime_checkable

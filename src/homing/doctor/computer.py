@@ -1,6 +1,6 @@
 """Checks of this computer: Python, packages, torch and GPU, SSH, tools, Docker, disk, home directory, .env, clock.
 
-Only `homing image build` needs Docker. If a build fails, its container remains so that the user can read the log.
+Only `homing image build` needs Docker. After a failed build, the container is kept so that the user can read its log.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def clock_warning(home: Home, provider: str) -> str:
     """Return a warning if this computer's clock differs too much from the provider's, or ""."""
     url = _api_url(provider, home.world.environment())
     if not url:
-        return ""  # no clock to compare with
+        return ""  # this provider has no clock to compare with
     found = compare_clocks(home.world, [url])
     return " ".join(f"{each.text} {each.fix}" for each in found if each.is_finding)
 
@@ -277,7 +277,7 @@ def compare_clocks(world: World, urls: list[str]) -> list[Check]:
     calls = [lambda url=url: world.http(HttpRequest("GET", url, timeout_s=_CLOCK_S)) for url in urls]
     for url, reply in zip(urls, world.together(calls, _CLOCK_S), strict=True):
         if isinstance(reply, (NetworkError, TimeoutError)):
-            continue  # the check of the provider's key reports that the provider cannot be reached
+            continue  # not reported here, because the check of the provider's key reports it
         if isinstance(reply, Exception):
             raise reply
         if not reply.headers.get("date"):

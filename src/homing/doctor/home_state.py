@@ -117,7 +117,7 @@ def check_unconfirmed(examined: Examined) -> list[Check]:
 
 
 def check_guard(examined: Examined) -> list[Check]:
-    """Warn if an instance may be billing and no local guard runs. Not a fault: the instance has its own guards."""
+    """Warn if an instance may be billing and no local guard is running. Not a fault: it has guards of its own."""
     try:
         open_ = examined.home.ledger.open_lines() if examined.home.has_ledger else []
     except HomingError:

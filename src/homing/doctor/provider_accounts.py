@@ -58,7 +58,7 @@ def _ask_all(names: list[str], examined: Examined) -> list[Any]:
         try:
             return _check_provider(name, examined)
         finally:
-            if name in waiting:  # the list is already empty if the provider responded after the deadline
+            if name in waiting:  # if the provider responds after the deadline, the list has already been cleared
                 waiting.remove(name)
                 notify()
 

@@ -53,7 +53,7 @@ def check_run_file(examined: Examined) -> list[Check]:
 
 
 def check_placeholders(examined: Examined) -> list[Check]:
-    """Find placeholders such as YOUR_BUCKET in the run file, except in comments, before they can make a launch fail."""
+    """Find placeholders such as YOUR_BUCKET in the run file, so that a launch does not fail later. Ignore comments."""
     if not examined.run_text:
         return [skipped("run.placeholders", _NO_RUN)]
     lines = [line.partition(" #")[0] for line in examined.run_text.splitlines()]

@@ -112,7 +112,7 @@ def faults_of(scenes: dict[str, Scene]) -> Faults:
     return Faults(rates=rates, strikes=tuple(strike for scene in scenes.values() for strike in scene.strikes))
 
 
-_WAIT_S = 300.0  # maximum time to wait until a run reaches the point at which an act is played
+_WAIT_S = 300.0  # maximum time to wait for a run to get far enough for an act to be played
 _SILENCE_S = 10.0  # how long a frozen machine sends no heartbeat before the rehearsal destroys it, as a user would
 _DOWN_S = 5.0
 _NOTICE_S = 30.0
@@ -124,7 +124,7 @@ class Acts:
     def __init__(self, acts: list[Act], home: Home, cloud: ServedCloud, notify: Callable[[str, str], None]) -> None:
         self.left = list(acts)
         self._home, self._cloud, self._notify = home, cloud, notify
-        self._taken: list[str] = []  # marks of the machines that acts have taken away
+        self._taken: list[str] = []  # marks of the machines that were taken away by an act
 
     def await_first(self, run: RunRow) -> None:
         """Wait until the next act is due and play it; skip the act if the run ends first."""

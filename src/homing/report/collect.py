@@ -159,7 +159,7 @@ class _RunFiles:
             return []
 
     def checkpoints(self, order: list[str]) -> tuple[list[Kept], dict[str, dict[str, Any]]]:
-        """Return all complete checkpoints of the run directory, newest first, and the trainer's choices by phase."""
+        """Return the run directory's complete checkpoints, newest first, and the trainer's choices for each phase."""
         try:
             found = list_checkpoints(self.store, self.id, order)
             best = {each.manifest.phase: best_step(self.store, self.id, each.manifest.phase) for each in found}
@@ -224,7 +224,7 @@ def _made(run: Run) -> Made:
 
 
 def _all_data(files: _RunFiles, run: Run) -> Iterator[Data]:
-    if run.data.manifest_sha256:  # a run without a pretrain phase does not necessarily use the run's text
+    if run.data.manifest_sha256:  # may be empty in a run without a pretrain phase
         planned = {"train": run.data.num_train_tokens, "val": run.data.num_val_tokens}
         yield _data(files, "the run", run.data.dir, run.data.manifest_sha256, planned)
     for phase in run.phases:

@@ -38,7 +38,7 @@ class Data:
     num_bytes: int = 0
     files: list[dict[str, Any]] = field(default_factory=list)  # the first few of the `num_files` files
     code_version: str = ""
-    problem: str = ""  # why the manifest could not be read
+    problem: str = ""  # the reason why the manifest could not be read
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Phase:
     tokens_per_s: float | None = None  # the median of the values in the phase's metrics
     mfu: float | None = None
     seconds: float | None = None  # time spent on training steps
-    figures: dict[str, float] = field(default_factory=dict)  # latest values of metrics specific to this phase
+    figures: dict[str, float] = field(default_factory=dict)  # latest values of the phase's special metrics
     choices: dict[str, Any] = field(default_factory=dict)  # the trainer's choices, from its newest checkpoint
 
 
@@ -158,13 +158,13 @@ class Report:
     happenings: list[Happening] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     evals: list[Eval] = field(default_factory=list)
-    machines: list[str] = field(default_factory=list)  # descriptions of the machines on which the trainer started
+    machines: list[str] = field(default_factory=list)  # messages that trainers logged when they started
     offer: dict[str, Any] = field(default_factory=dict)  # the offer that the last launch used
     attempts: list[Attempt] = field(default_factory=list)
     spend_usd: str | None = None
     spend_limit_usd: str | None = None
     is_at_most: bool = False
-    stored: str = ""  # what remains in the store, and its cost
+    stored: str = ""  # a sentence about what remains in the store and what it costs
     kept: list[Kept] = field(default_factory=list)
     next: list[str] = field(default_factory=list)  # commands that the user may run next
     problems: list[str] = field(default_factory=list)  # a sentence for each item that could not be read

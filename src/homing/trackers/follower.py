@@ -121,7 +121,7 @@ class Follower:
     def follow(self, every_s: float = EVERY_S) -> str:
         """Follow the run until it has an outcome and all metrics are sent; return the run's final state.
 
-        Give up after SILENT_S seconds without a new line. Return "" if there is no outcome by then.
+        Stop as well if no new line arrives for SILENT_S seconds, and return "" if the run has no outcome yet.
         """
         active_at = self.world.monotonic()
         while True:
@@ -183,7 +183,7 @@ class Follower:
         try:
             if self.sink is not None:
                 self.sink.close(state)
-        except Exception as exc:  # a tracker's package may raise any exception; all metrics have been sent by now
+        except Exception as exc:  # any exception type is possible; harmless, as all metrics have been sent
             log.warning("%s did not close: %s", self.tracker, exc)
 
 

@@ -139,7 +139,7 @@ class ToTrackio:
         self._waiting.append(metric)
 
     def rewind(self, metric: Metric) -> None:
-        """Do nothing: each line has its own id, so values that are logged again appear next to the first ones."""
+        """Do nothing: each line has its own id, so trackio keeps both the original and the repeated values."""
 
     def flush(self) -> None:
         if not self._waiting:
@@ -197,7 +197,7 @@ class ToWandb:
         self._run.log({**values, f"{metric.phase}/step": metric.step, f"{metric.phase}/t": metric.t})
 
     def rewind(self, metric: Metric) -> None:
-        """Do nothing: steps that are logged again appear next to the first ones."""
+        """Do nothing: after a rollback, W&B shows the repeated steps in addition to the original ones."""
 
     def flush(self) -> None:
         """Do nothing, because W&B's own process has the values as soon as `log` returns."""

@@ -31,7 +31,7 @@ from homing.web.dashboard.section_feed import Feed, Place
 
 __all__ = ["NoSuchRun", "Source", "make_app"]
 
-_LOOK_S = 0.25  # seconds between a stream's checks of its feed for new data
+_LOOK_S = 0.25  # how often a stream checks its feed for new data, in seconds
 _FIRST_S = 30.0  # maximum time to wait for the first data of a feed
 _FIRST_LOOK_S = 0.05
 _QUIET_S = 10.0  # seconds without new data before a stream sends a comment; page.js reconnects after three times this

@@ -25,7 +25,7 @@ class _Section:
     edition: int = 0
     value: Any = None
     items: list[Any] | None = None  # None if the section has a single value instead of a list of items
-    num_dropped: int = 0  # number of old items that were dropped
+    num_dropped: int = 0  # number of the oldest items that have been dropped
 
     @property
     def end(self) -> int:
@@ -36,7 +36,7 @@ class _Section:
 class Feed:
     _sections: dict[str, _Section] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    is_reported: threading.Event = field(default_factory=threading.Event)  # set after the writer's first update
+    is_reported: threading.Event = field(default_factory=threading.Event)  # set after the feed's first data
 
     def put(self, name: str, value: Any) -> None:
         with self._lock:
