@@ -88,7 +88,7 @@ def list_checkpoints(store: Store, run_id: str, phases: list[str]) -> list[Store
     for entry in store.list(prefix):
         parts = entry.key[len(prefix) :].split("/")
         if len(parts) == 3 and parts[2] == file_names.MANIFEST and file_names.parse_step(parts[1]) is not None:
-            with contextlib.suppress(NotInStore):  # retention may delete a checkpoint between list and read
+            with contextlib.suppress(NotInStore):  # retention may have deleted the checkpoint since it was listed
                 found.append(_load(store, run_id, entry.key))
     order = {phase: number for number, phase in enumerate(phases)}
     return sorted(found, key=lambda c: (order.get(c.manifest.phase, -1), c.manifest.step), reverse=True)
@@ -139,7 +139,7 @@ def _load(store: Store, run_id: str, key: str) -> StoredCheckpoint:
     if seal and hashlib.sha256(text.replace(seal, b"", 1)).hexdigest() != manifest.sha256:
         return StoredCheckpoint(run_id, unknown, text, "its manifest does not match the sha256 recorded in it")
     if not seal and (strange_keys := _unknown_keys(text)):
-        # Without this check, a single corrupted character in the name of the hash field would disable verification.
+        # Without this check, one corrupted character in the name of the hash field would disable the verification.
         return StoredCheckpoint(run_id, unknown, text, f"its manifest has no sha256, but {strange_keys[0]!r}")
     if (manifest.phase, manifest.step) != (phase, step):
         return StoredCheckpoint(run_id, unknown, text, f"its manifest belongs to {manifest.phase} {manifest.step}")
@@ -150,7 +150,7 @@ def _load(store: Store, run_id: str, key: str) -> StoredCheckpoint:
             f"{key} lists files that do not belong to a checkpoint.", f"{strange[0]!r}", "Do not use this store."
         )
     if file_names.STATE not in {file.name for file in manifest.files}:
-        # A manifest from models/<name>/ also has this step and a hash, but no run could resume from that folder.
+        # A manifest from models/<name>/ can also have this step and a valid hash, but no run could resume from a model.
         return StoredCheckpoint(
             run_id, unknown, text, f"its manifest lists no {file_names.STATE}: it belongs to a model"
         )
@@ -356,7 +356,7 @@ def _put_in_place(temporary: Path, model_dir: Path, world: World) -> None:
 
 
 def _foreign(home: Home, checkpoint: StoredCheckpoint, folder: Path) -> str:
-    """Describe what the folder contains besides an unmodified earlier fetch of this run, or return "" if nothing."""
+    """Describe any content of the folder other than an unmodified earlier fetch of this run; return "" if none."""
     world, there = home.world, _is_inside(home, folder)
     if there is None:
         return "It contains a model that homing cannot identify." if not _is_empty(home, folder) else ""
@@ -393,7 +393,7 @@ def _last_copy(home: Home, store: Store, checkpoint: StoredCheckpoint, phases: l
 
 
 def _stamps(home: Home, folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return a stamp for each file in the folder, so that later changes can be detected."""
+    """Return each file's stamp (size, times and inode), so that later changes to the folder can be detected."""
     world = home.world
     found = world.walk(folder) if world.is_dir(folder) else []
     return {name: world.stamp(folder / name) for name in found if name != _FINDER and world.exists(folder / name)}
@@ -404,7 +404,7 @@ def _is_empty(home: Home, folder: Path) -> bool:
 
 
 def _may_replace(home: Home, folder: Path) -> bool:
-    """Return True if the folder is empty or contains a model, so that `--to .` cannot wipe the user's own folder."""
+    """Return True if the folder is empty or contains a model. No other folder, as in `--to .`, may be replaced."""
     if not home.world.is_dir(folder):
         return False
     there = home.world.listdir(folder)
@@ -424,7 +424,7 @@ def _is_same(home: Home, checkpoint: StoredCheckpoint, model_dir: Path) -> bool:
 
 
 def _fetch_documents(home: Home, store: Store, run: RunRow) -> Path:
-    """Fetch logs, metrics and samples. Skip files that disappear in the meantime, because nothing else needs them."""
+    """Fetch logs, metrics and samples. Files that disappear in the meantime are skipped, because none is essential."""
     folder = home.run_dir(run.id)
     prefix = run_key(run.id) + "/"
     for entry in store.list(prefix):

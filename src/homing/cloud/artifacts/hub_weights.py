@@ -58,7 +58,7 @@ def url_of(item: RunInput, env: Mapping[str, str]) -> str:
 
 
 def check_hub(run: Run, world: World) -> None:
-    """Check that the instance can fetch the files. One request is enough, because they are all in one commit."""
+    """Check that the instance can fetch the files. Checking one file is enough, because all are in the same commit."""
     item = next(filter(is_from_hub, run.inputs), None)
     if item is None:
         return

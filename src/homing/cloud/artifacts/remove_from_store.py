@@ -47,7 +47,7 @@ class Removal:
 
 
 def plan_removal(store: Store, key: str, home: Home) -> Removal:
-    """Return what removing a key, or a folder with all its content, would delete. Raise if any of it must stay."""
+    """Return what would be deleted with this key, or with this folder. Raise if any of it must stay."""
     prefix = key.rstrip("/")
     entries = [entry for entry in store.list(prefix) if entry.key == prefix or entry.key.startswith(prefix + "/")]
     if not entries:
@@ -62,8 +62,8 @@ def plan_removal(store: Store, key: str, home: Home) -> Removal:
         warning = _check_no_run_lives(store, home)
     keys = in_order(entry.key for entry in entries)
     num_bytes = sum(entry.num_bytes for entry in entries)
-    # Keep incomplete uploads of inputs: another home may be uploading them for its first run, which has no record in
-    # the store yet. Abandoned uploads expire within a day.
+    # Keep incomplete uploads of inputs: another home directory may be uploading them for its first run, which has no
+    # record in the store yet. Abandoned uploads expire within a day.
     folders = () if parts[0] == file_names.STORE_OBJECTS else (prefix,)
     return Removal(keys, num_bytes, warning or _warning(store, parts, home), folders)
 
@@ -214,7 +214,7 @@ def _check_no_run_lives(store: Store, home: Home) -> str:
 
 
 def kept_by(home: Home, run: RunRow) -> Kept | None:
-    """Return the size of the run's folder and model and what storing them costs, or None if they cannot be listed."""
+    """Return the size and cost of what the run keeps in its store, or None if the store cannot be listed."""
     try:
         entries = _entries(home.store_of(run), run)
         environment = home.world.environment()
@@ -226,7 +226,7 @@ def kept_by(home: Home, run: RunRow) -> Kept | None:
 
 
 def stored_keys(home: Home, run: RunRow) -> tuple[list[str], list[str]]:
-    """Return the keys that only this run pushed, including its model, and a sentence for each item it does not own."""
+    """Return the keys that belong to this run alone, including its model, and a sentence for each item left out."""
     store = home.store_of(run)
     lease = newest(store, run.id)  # raises if it cannot determine the owner, because removal is permanent
     if lease is not None and lease.owner != home.owner:
@@ -239,7 +239,7 @@ def stored_keys(home: Home, run: RunRow) -> tuple[list[str], list[str]]:
 def remove_stored(home: Home, run: RunRow, keys: list[str]) -> None:
     """Remove the keys permanently and verify that they are gone. The caller must have asked for confirmation."""
     store = home.store_of(run)
-    keep_no_record(home, run.id)  # must come first, because a concurrent guard could otherwise write the record back
+    keep_no_record(home, run.id)  # must come first: otherwise, a concurrent guard could write the record again
     remove(store, Removal(in_order(keys), 0, folders=tuple(_folders(store, run))))
 
 

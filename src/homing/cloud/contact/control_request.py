@@ -1,4 +1,4 @@
-"""Sends control requests from this computer to an instance through one file that several commands may write at once.
+"""Sends control requests to an instance through a single file that several commands may write at the same time.
 
     stop | limit | age of the instance  ->  the next numbered local file  ->  request.json in the store
 
@@ -77,7 +77,7 @@ def deliver(home: Home, run_id: str) -> None:
 
 
 def last_asked(home: Home, run_id: str, store: Store) -> Request | None:
-    """Return the last request from this home directory or the run's previous owner, or None if there is none."""
+    """Return the latest request, from this home directory or the run's previous owner, or None if there is none."""
     here = _newest(home, home.run_dir(run_id) / _FOLDER)
     there = read_document(store, run_key(run_id, file_names.REQUEST), Request)
     if here is None or (there is not None and there.serial >= here.serial):
@@ -86,7 +86,7 @@ def last_asked(home: Home, run_id: str, store: Store) -> Request | None:
 
 
 def send_age(home: Home, store: Store, boot: Boot, beat: Heartbeat, began: float) -> bool:
-    """Tell the agent how long its instance has been billing if its own count is too low. Return True if it was too low.
+    """Tell the agent how long its instance has been billing, if its own count is too low. Return True if it was.
 
     The agent counts by its own clock, from the start time in boot.json. If that clock is behind this computer's clock,
     the agent's count is too low, and it would enforce the limit too late. This computer measures the time with its boot
@@ -99,8 +99,8 @@ def send_age(home: Home, store: Store, boot: Boot, beat: Heartbeat, began: float
     counted_s = float((Decimal(beat.spend_usd) - Decimal(boot.spent_before_usd)) / rate * 3600)
     if age_s - counted_s <= boot.heartbeat_s + _ON_ITS_WAY_S:
         return False
-    # Send a slightly higher age than measured, because the agent reads it later, and ending the run too early costs
-    # less than ending it too late.
+    # Send a slightly higher age than measured, because some time passes before the agent reads it, and ending the run
+    # too early costs less than ending it too late.
     last = last_asked(home, boot.run_id, store)
     why = (
         last.reason if last else ""

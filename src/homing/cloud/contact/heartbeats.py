@@ -32,8 +32,8 @@ __all__ = ["RunReports", "Tail", "age_s", "last_word", "phases_of", "quiet_s", "
 T = TypeVar("T")
 
 
-# Heartbeat states in which the agent has written its own outcome. Before that, the outcome may come from a trainer
-# process that the agent is about to restart.
+# Heartbeat states in which the agent has written its own outcome. In any earlier state, the outcome may come from a
+# trainer process that the agent is about to restart.
 _ENDING = ("pushing", "kept", "ending", "ended")
 _LIMIT_EVENTS = ("limit_reached", "landed")
 _LAST_HEARTBEAT = "heard.json"
@@ -45,7 +45,7 @@ class RunReports:
     outcome: Outcome | None
     is_limit: bool = False  # the run ended because of a limit
     is_saved: bool = True  # False if the run is done but its final model is not in the store or not verified
-    # True if the run was interrupted: it stopped although neither a person nor a limit requested it
+    # True if the run was interrupted: it stopped, but not because of a person or a limit
     is_unasked: bool = False
 
 
@@ -180,7 +180,7 @@ def quiet_s(home: Home, run_id: str, beat: Heartbeat) -> float | None:
         home.world.mkdir(home.run_dir(run_id))
         home.world.write(home.run_dir(run_id) / _LAST_HEARTBEAT, json.dumps(note).encode())
     except OSError:
-        return max(0.0, now - beat.t)  # the disk is full, so trust the heartbeat's own timestamp
+        return max(0.0, now - beat.t)  # cannot write (the disk is full), so trust the heartbeat's own timestamp
     return None
 
 
@@ -191,7 +191,7 @@ def age_s(home: Home, run_id: str, beat: Heartbeat) -> float:
     heartbeat_age_s = elapsed_s(home, note["seen"]) if note is not None else 0.0
     if note is None or note["word"][0] != beat.mark or heartbeat_age_s < 0:
         return said_s
-    # If this heartbeat is newer than the recorded one, the age of the recorded one is an upper bound.
+    # If this heartbeat is newer than the recorded one, it is at most as old as that one.
     return heartbeat_age_s if note["word"][1] == beat.t else min(said_s, heartbeat_age_s)
 
 

@@ -39,7 +39,8 @@ __all__ = [
 
 LOG = "guard.log"  # name of the guard's log file in $HOMING_HOME
 _FILE = "guard.json"  # says when a guard last made a pass, and which providers responded
-IDLE_S = 900.0  # a guard with nothing to guard exits after this long, by which time a launch has written its intent
+# A guard with nothing to guard exits after this long. By then, a launch that started it has recorded its intent.
+IDLE_S = 900.0
 _FIRST_ROUND_S = 90.0
 
 
@@ -81,8 +82,8 @@ def words(home: Home) -> str:
 def is_on_duty(home: Home, provider: str | None = None) -> bool:
     """Return True if a local guard made a pass recently, given its interval, and will make more.
 
-    With `provider`, the guard must also have listed that provider's instances, because it could not destroy them
-    without an API key.
+    With `provider`, the guard must also have listed that provider's instances, because a guard that cannot list
+    them, for example without an API key, cannot destroy them either.
     """
     note = _read_note(home)
     found = note if provider is None else note.get("reached", {}).get(provider, {})
@@ -121,7 +122,7 @@ def guard_on_duty(home: Home) -> OnDuty | None:
 
 
 def sign_out(home: Home) -> None:
-    """Record that this guard is exiting and no longer counts as on duty.
+    """Record that this guard is exiting, so that it no longer counts as on duty.
 
     Any other local guard signs in again on its next pass.
     """
@@ -135,7 +136,7 @@ def sign_out(home: Home) -> None:
 def sign_in(
     home: Home, every_s: float, *, is_once: bool = False, reached: Collection[str] = (), background_pid: int = 0
 ) -> None:
-    """Record a pass. A single pass, run manually or by cron, counts only if it follows another one closely enough.
+    """Record a guard's pass. A single pass, run manually or by cron, counts only if it closely follows another one.
 
     `reached` names the providers that responded to this pass's list call. Providers that other local guards reached,
     perhaps with different keys, are kept until their entries are too old.
@@ -152,7 +153,7 @@ def sign_in(
 
 
 def _read_note(home: Home) -> dict[str, Any]:
-    """Return the last sign-in of a guard, or an empty dict if there is none or the file is damaged."""
+    """Return the record of the last guard that signed in, or an empty dict if it is missing or damaged."""
     try:
         note = json.loads(home.world.read(home.path / _FILE))
     except (OSError, ValueError):
@@ -162,7 +163,7 @@ def _read_note(home: Home) -> dict[str, Any]:
 
 
 def _is_fresh(home: Home, note: dict[str, Any]) -> bool:
-    """Return True if the note records a pass that is recent enough for the guard's interval."""
+    """Return True if the pass recorded in `note` is recent enough, given the guard's interval."""
     try:
         age_s, every_s = home.world.now() - float(note["t"]), float(note["every_s"])
     except (ValueError, KeyError, TypeError):

@@ -50,7 +50,7 @@ class MetricLog:
     """
 
     def __init__(self, store: Store, key: str, *, is_curve: bool = True) -> None:
-        """Read the lines that a curve needs or, with `is_curve=False`, those that show the run's current state.
+        """Read the lines needed to draw a curve or, with `is_curve=False`, those that show the run's current state.
 
         In the latter case, only the beginning of a long file, the first lines of the last phase and the last
         _TAIL_BYTES are read.
@@ -105,7 +105,7 @@ def _open(store: Store, key: str) -> tuple[int, _Read]:
 
 
 def _beginnings(read: _Read, start: int, end: int) -> tuple[list[bytes], int]:
-    """Return the first lines of the file and of its last phase, and the offset of the line to continue from."""
+    """Return the first lines of the file and of its last phase, and the offset at which to continue reading."""
     head = read(start, _ALL_BYTES // 4)
     lines = head[: head.rfind(b"\n") + 1].splitlines()[:_ENDS]
     after, tail = _line_after(read, end - _TAIL_BYTES, end)
@@ -130,7 +130,7 @@ def _line_after(read: _Read, place: int, end: int) -> tuple[bytes, int]:
 
 
 def _phase_of(text: bytes) -> bytes:
-    """Return the phase of the last line in the text."""
+    """Return the phase of the last line in `text`, or b"" if no line has a phase."""
     found = _PHASE.findall(text)
     return found[-1] if found else b""
 
@@ -153,8 +153,8 @@ def _blocks(read: _Read, start: int, end: int, step: int) -> Iterator[bytes]:
 def _picked(block: bytes, examined: int, *, is_first: bool) -> list[bytes]:
     """Return selected lines of a block, in order.
 
-    `examined` is the number of bytes to search for the smallest and largest value. If it is 0, only validations, phase
-    changes and, in the first block, the first lines are returned.
+    `examined` is the number of bytes to search for the smallest and largest loss or reward. If it is 0, only
+    validations, phase changes and, in the first block, the first lines are returned.
     """
     starts = {*_validations(block), *_changes(block)}
     if examined:
@@ -201,7 +201,7 @@ def _value(block: bytes, place: int) -> float:
 
 
 def _changes(block: bytes) -> list[int]:
-    """Return the last line of each phase that ends in this block, and the first line of the next phase."""
+    """Return the offsets of the last line of each phase that ends in this block and of the next phase's first line."""
     first, last = _PHASE.search(block), _PHASE.search(block, _line_at(block, len(block) - 1))
     if first is None or last is None or first[1] == last[1]:
         return []

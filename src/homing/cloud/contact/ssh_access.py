@@ -65,7 +65,7 @@ def host_key(home: Path, mark: str, world: World) -> HostKey:
 
 
 def find_host_key(home: Path, mark: str, world: World) -> HostKey | None:
-    """Return the host key, or None if the instance was launched from elsewhere and cannot be verified."""
+    """Return the host key, or None if it is not here because the instance was launched from elsewhere."""
     return host_key(home, mark, world) if world.exists(home / _KEYS / "hosts" / mark) else None
 
 

@@ -64,7 +64,8 @@ def prepare_inputs(
 ) -> list[Input]:
     """Push what training needs to objects/<sha256>; return where each file belongs on the instance.
 
-    `run` must have its id. On the instance the data folder is next to the run directory, so run.json says `../data`.
+    `run` must have its id. In run.json the data folder is `../data`, because on the instance it is next to the run
+    directory.
     """
     assert run.id, "inputs are prepared for a launched run, which has an id"
     there = relocated(run)
@@ -93,7 +94,7 @@ def make_boot(
     stop_grace_s: float = 120.0,
     env: Mapping[str, str] | None = None,
 ) -> Boot:
-    """Return boot.json for one attempt. `python` is the interpreter on the instance that has homing and torch."""
+    """Return boot.json for one attempt. `python` is an interpreter on the instance that has homing and torch."""
     return Boot(
         run_id=run.id,
         run_name=run.name,
@@ -183,7 +184,7 @@ def _own_files(data_dir: str, run: Run, world: World, words: Words) -> Iterator[
         if world.exists(os.path.join(data_dir, name)):
             yield name, world.sha256(os.path.join(data_dir, name))
     if not run.data.manifest_sha256 and run.data.tokenizer_sha256:
-        yield file_names.TOKENIZER, run.data.tokenizer_sha256  # without a shared text, each phase has its own data
+        yield file_names.TOKENIZER, run.data.tokenizer_sha256  # the phases share no text: each has its own data
         return
     manifest_path = os.path.join(data_dir, file_names.MANIFEST)
     if not world.exists(manifest_path):
@@ -229,7 +230,7 @@ def _push_files(files: list[RunInput], store: Store, world: World) -> list[Input
 
 
 def _check_hash(source: str, sha256: str, world: World) -> None:
-    """Raise IntegrityError if a file does not match the hash in its key, because later pushes skip existing keys."""
+    """Raise IntegrityError if the file does not match its hash, because no later push would correct the stored file."""
     digest = world.sha256(source)
     if digest != sha256:
         raise IntegrityError(
@@ -252,4 +253,4 @@ def _is_stored(sha256: str, store: Store) -> bool:
     try:
         return store.exists(f"{file_names.STORE_OBJECTS}/{sha256}")
     except StoreError:
-        return False  # the store cannot be queried, so a file that is not on this computer counts as missing
+        return False  # the store cannot be queried, so the file counts as missing unless it is on this computer

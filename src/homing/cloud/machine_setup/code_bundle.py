@@ -48,7 +48,7 @@ TORCH_CUDA = "13.0"
 # for 2.11.0, 2.12.1 and 2.13.0. Update this together with the range.
 OLDER_CUDA = ("12.9", "12.6")
 TORCH_INDEX = "https://download.pytorch.org/whl"
-_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same tree gives the same bytes; no zip can have an earlier date
+_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same source gives the same bytes; zip files have no earlier date
 _INFO = f"homing-{homing.__version__}.dist-info"
 _STORE_EXTRAS = {"s3": "aws", "hf": "hub", "modal": "modal"}
 _GIT_S = 20.0
@@ -170,7 +170,7 @@ def _sections() -> dict[str, list[str]]:
 
 
 def _metadata() -> str:
-    """Return the metadata of the installed homing with its requirements, or minimal metadata if it is not installed."""
+    """Return the metadata of the installed homing package, or a minimal version of it if homing is not installed."""
     try:
         text = importlib.metadata.distribution("homing").read_text("METADATA")
     except importlib.metadata.PackageNotFoundError:

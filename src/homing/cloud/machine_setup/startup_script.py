@@ -45,7 +45,7 @@ WORK_DIR = f"{ROOT}/work"
 CACHE_DIR = f"{ROOT}/cache"
 
 _LOOK_S = 5.0  # seconds between the timer's checks of the dead-man process's lock
-_GRACE_S = 180.0  # how long the dead-man process may be missing; the agent restarts it sooner than that
+_GRACE_S = 180.0  # how long the dead-man process may be missing before the timer acts; the agent restarts it sooner
 _TRY_S = 180.0  # timeout for one call, which may send a wheel of a few megabytes over a slow connection
 _PAUSE_S = 2.0
 _KNOWN_HOSTS = "known_hosts"
@@ -87,7 +87,7 @@ def startup_script(
     `end_command` is shell text that ends billing. It may use environment variables.
 
     `begin_by` is for machines that lose their disk on a restart: a script that starts later than this (Unix seconds, by
-    the machine's clock) has run before. `prepare` is provider-specific shell text that runs before SSH is opened.
+    the machine's clock) must have run before. `prepare` is provider-specific shell text that runs before SSH is opened.
     """
     settings = {
         "MARK": mark,

@@ -59,7 +59,7 @@ InstanceState = Literal["requested", "booting", "ready", "preempted", "destroyin
 Billing = Literal["yes", "no", "maybe"]
 # Optional features of a provider. Each provider lists those it lacks, with a sentence to show to the user.
 Feature = Literal["native_deadline", "native_spend_limit", "end_itself", "spot", "ssh", "multi_node", "file_store"]
-KEY_ACCOUNT = "key:"  # prefix of the name of an account that is known only by its API key
+KEY_ACCOUNT = "key:"  # prefix of account names that are derived from an API key
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Needs:
 
     gpu: str = ""
     num_gpus: int = 1
-    memory_bytes: int = 0  # training memory needed on one device
+    memory_bytes: int = 0  # memory that training needs on one device
     disk_bytes: int = 0
     max_rate_usd_per_hour: Decimal | None = None
     precision: str = ""  # a precision that the GPU must support
@@ -94,7 +94,7 @@ class Offer:
     is_spot: bool = False  # a spot machine is cheaper, but may be preempted
     interruptions_per_hour: float = 0.0  # estimated preemption rate
     stock: str = ""  # availability in the provider's own terms, such as high or low
-    as_of: float | None = None  # when the rate was valid; None if it was just fetched from the provider
+    as_of: float | None = None  # date of the rate; None if it was just fetched from the provider
     rate_source: str = ""  # where the rate comes from; "" if from the provider itself
     lifetime_s: float = 0.0  # the provider ends the machine this long after its start, whatever the limits; 0 for never
     host_bytes: int = 0  # host memory, separate from GPU memory; 0 if unknown
@@ -194,9 +194,9 @@ class Instance:
     ended_at: float | None = None  # when billing ended, according to the provider
     spend_usd: Decimal | None = None  # the spend according to the provider
     is_running: bool = True  # False only if the provider knows that none of our programs is running on the instance
-    detail: str = ""  # a sentence about the state, or the provider's raw state
+    detail: str = ""  # a sentence about the state, or the provider's own name for it
     page: str = ""  # the provider's web page for the instance
-    twins: tuple[str, ...] = ()  # ids of duplicates that create started by accident and destroyed; set only by create
+    twins: tuple[str, ...] = ()  # ids of duplicates that create accidentally started, then destroyed; otherwise empty
     # One sentence per implausible figure in the provider's data. Such figures are ignored.
     problems: tuple[str, ...] = ()
 
@@ -232,7 +232,8 @@ class Provider(Protocol):
     page: str  # web page that lists the instances; printed when something goes wrong
     cannot: Mapping[Feature, str]  # missing feature -> the sentence shown to a user who asks for it
     guard: str  # one sentence about the provider's own spend guard; "" if it has none
-    settle_s: float  # how stale the instance list may be; an instance missing from several lists over this time is gone
+    # How stale the instance list may be. An instance missing from several lists spanning this time counts as gone.
+    settle_s: float
 
     # Returns a stable, non-secret name for the key's account, and caches it. Raises an error instead of guessing.
     def account(self) -> str: ...
@@ -241,7 +242,7 @@ class Provider(Protocol):
 
     def plan(self, offer: Offer, order: Order) -> Request: ...  # a pure function; --dry-run prints the result
 
-    def create(self, request: Request) -> Instance: ...  # idempotent by mark; CreateFailed carries the id, if any
+    def create(self, request: Request) -> Instance: ...  # idempotent by mark; CreateFailed has the id, if known
 
     # Sends the instance what the create call could not include, within a deadline.
     def hand_over(self, request: Request, instance_id: str) -> None: ...
@@ -255,7 +256,7 @@ class Provider(Protocol):
     # Returns the last part of the first command's output, as kept by the provider.
     def log(self, instance_id: str) -> str: ...
 
-    def place(self, mark: str) -> Place: ...  # a pure function; the Place says how the agent can end billing
+    def place(self, mark: str) -> Place: ...  # a pure function; Place includes how the agent ends billing
 
     # Sets the provider's own guard: the instance's maximum total cost, and its latest end time by our clock.
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None: ...
@@ -329,7 +330,7 @@ def can_end_itself(provider: Provider) -> bool:
 
 
 def lack(offer: Offer, needs: Needs) -> str:
-    """Return a short reason why this offer does not meet the needs, or "" if it does."""
+    """Return a short reason why this offer does not meet the run's needs, or "" if it does."""
     wanted, has = find_gpu(needs.gpu), find_gpu(offer.device)
     if needs.gpu and (not offer.num_gpus or (wanted or needs.gpu) != (has or offer.device)):
         return f"has no {needs.gpu}"
@@ -366,7 +367,7 @@ def key_account(provider: str, key: str) -> str:
 
 
 def names_of(provider: Provider) -> tuple[str, ...]:
-    """Return all names of the current key's account, starting with account(). Raise an error if it is unknown."""
+    """Return all names of the current key's account, the one from account() first. Raise if the account is unknown."""
     return provider.account_names() if isinstance(provider, ManyNamed) else (provider.account(),)
 
 
@@ -386,7 +387,7 @@ def wait_until(
     by: float = math.inf,
     on_timeout: HomingError | None = None,
 ) -> bool:
-    """Return True as soon as `check` does. After the deadline, raise `on_timeout`, or return False if none is given.
+    """Wait until `check()` is true; return True. After the deadline, raise `on_timeout` if given, else return False.
 
     `by` is an additional deadline by the boot clock, because an instance keeps billing while this computer is asleep,
     when the monotonic clock does not advance.

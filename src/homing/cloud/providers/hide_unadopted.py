@@ -77,10 +77,10 @@ class AdoptedOnly:
         return self._inner.place(mark)
 
     def create(self, request: Request) -> Instance:
-        raise AssertionError(f"{request.mark}: nothing is created under another home's mark")
+        raise AssertionError(f"{request.mark}: nothing is created under another home directory's mark")
 
     def hand_over(self, request: Request, instance_id: str) -> None:
-        raise AssertionError(f"{request.mark}: nothing is created under another home's mark")
+        raise AssertionError(f"{request.mark}: nothing is created under another home directory's mark")
 
     def describe(self, instance_id: str) -> Instance:
         return self._checked(instance_id)

@@ -93,14 +93,14 @@ def look_for(
 ) -> dict[str, Any] | None:
     """Return the oldest instance with this mark, or None. Look again for as long as the provider's list may be stale.
 
-    `name` is the provider, and `why` is the unclear outcome of the create call.
+    `name` is the provider's name, and `why` is the error that left the outcome of the create call unclear.
     """
     for look in range(LOOKS):
         if look:
             world.sleep(settle_s / (LOOKS - 1))
         try:
             found = find()
-        except ProviderRefused as exc:  # even a 4xx, because it answers the list call, not the create call
+        except ProviderRefused as exc:  # even a 4xx, because it refuses the list call, not the create call
             raise CreateFailed(
                 what=f"{name} may have started {mark}.",
                 why=f"{why}. Listing the instances failed too: {exc.why}",

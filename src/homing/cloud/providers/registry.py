@@ -72,7 +72,7 @@ def open_provider(name: str, *, home: Path, owner: str, world: World) -> Provide
         raise UsageError(
             what=f"Unknown provider: {name!r}.",
             why=f"Known: {', '.join(sorted(PROVIDERS))}." + (f" Did you mean {near[0]}?" if near else ""),
-            fix="Choose one: --provider, or cloud.providers in the run file.",
+            fix="Choose one with --provider, or set cloud.providers in the run file.",
         )
     where, extra = PROVIDERS[name]
     module_name, class_name = where.split(":")

@@ -94,7 +94,7 @@ class Api:
         return self._repeat("GET", path).body
 
     def items(self, path: str, key: str) -> list[dict[str, Any]]:
-        """Return a list from the response; raise if the list is missing, instead of treating it as empty."""
+        """Return the list in this field of the response; raise if it is missing, rather than return an empty list."""
         found = self.get(path).get(key)
         if not isinstance(found, list):
             raise ProviderSilent(
@@ -203,13 +203,14 @@ class Api:
 
 
 def _is_unclear(response: HttpResponse) -> bool:
-    """Return True for 5xx, and for 408, because a proxy that timed out may have forwarded the request."""
+    """Return True if the request may have taken effect: 5xx, or 408 from a proxy that may have forwarded it."""
     return response.status >= 500 or response.status == _TIMED_OUT
 
 
 def _pause_s(response: HttpResponse | None, failures: int) -> float:
     wanted = response.headers.get("retry-after", "") if response is not None else ""
-    asked_s = read_figure(wanted, 10**9)  # None if the header is missing or contains a date; our own pause is used then
+    # None if the header is missing or contains a date, in which case our own retry delay applies
+    asked_s = read_figure(wanted, 10**9)
     return RETRIES.pause_s(failures, float(asked_s or 0))
 
 

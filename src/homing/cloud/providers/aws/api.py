@@ -168,7 +168,7 @@ class AwsApi:
 
     @functools.cached_property
     def _session(self) -> Any:
-        """Return one session for all regions, so that a change to the credentials file cannot mix two accounts."""
+        """Return one session for all regions, because a changed credentials file could otherwise mix two accounts."""
         try:
             import boto3
             import botocore.session

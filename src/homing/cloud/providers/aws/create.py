@@ -39,7 +39,7 @@ _NO_ROOM = (
     "Unsupported", "SpotMaxPriceTooLow", "InsufficientFreeAddressesInSubnet",
 )  # fmt: skip
 _QUOTA = ("VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded")
-_PROFILE_S = 90.0  # how long to retry, because EC2 does not see a new instance profile immediately
+_PROFILE_S = 90.0  # how long to retry, because EC2 may take a while to see a new instance profile
 _PROFILE_EVERY_S = 3.0
 _RETRIES = Retries(tries=4, first_s=1.0)
 _LINK_S = 3600.0  # how long the presigned URLs of an instance's first files stay valid

@@ -40,7 +40,7 @@ VOLUME_WAIT_S = 300
 FOLLOW_S = 60
 _SAME_CLOCK_S = 10.0  # smaller clock differences are ignored, because a Date header has whole seconds and arrives late
 _MOST_USER_DATA = 16_384
-_HOPS = 2  # two hops, so that containers on the instance can also reach the metadata service
+_HOPS = 2  # hop limit of the metadata service: two, so that containers on the instance can reach it too
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Launch:
 
 
 def ends_in_s(boot: Boot) -> float:
-    """Return the seconds from the start of billing until the provider's guard acts, or infinity without a limit."""
+    """Return the seconds from the start of billing until the provider's guard acts; infinity if there is no limit."""
     limit = None if boot.spend_limit_usd is None else Decimal(boot.spend_limit_usd)
     allowed = allowed_s(Decimal(boot.rate_usd_per_hour), limit, Decimal(boot.spent_before_usd), boot.time_limit_s)
     return allowed - reserve_s(PROVIDER, allowed, boot.stop_grace_s) if math.isfinite(allowed) else math.inf
@@ -90,7 +90,7 @@ def prepare_text(boot: Boot, *, has_volume: bool, skew_s: float = 0.0) -> str:
 def user_data(script: str) -> bytes:
     """Return the startup script as user data, gzip-compressed if it is too long. cloud-init decompresses it.
 
-    Presigned URLs with session tokens can make the script that long.
+    The script can exceed the limit if it contains presigned URLs with session tokens.
     """
     data = script.encode()
     if len(data) > _MOST_USER_DATA:

@@ -52,7 +52,8 @@ log = logging.getLogger(__name__)
 # Families with NVIDIA GPUs suitable for training. g5g is left out because our image does not support its ARM CPU. p3 is
 # left out because neither our torch nor the open driver in the image supports its old V100.
 FAMILIES = ("g4dn", "g5", "g6", "gr6", "g6e", "g7", "g7e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300")
-SYSTEM_GB, LEAST_GB = 75, 100  # size of the machine image; smallest root disk with room for a Python environment too
+# Size of the machine image, and of the smallest root disk that also has room for a Python environment.
+SYSTEM_GB, LEAST_GB = 75, 100
 # Instance type -> GPU, number of GPUs, vCPUs, GiB of host memory, from AWS's web pages. p3 is almost phased out.
 TYPES: dict[str, tuple[str, int, int, int]] = {
     "g4dn.xlarge": ("T4", 1, 4, 16),
@@ -87,7 +88,7 @@ _QUOTAS = (
 
 @dataclass(frozen=True)
 class Choice:
-    """The instances that the run file allows, and the sizes of their disks, which add to the hourly rate."""
+    """What the run file allows (regions, types, spot), and the disk sizes, which add to the hourly rate."""
 
     regions: tuple[str, ...]
     types: tuple[str, ...] = ()  # instance type patterns in the format of AWS filters, such as g5.*
@@ -117,7 +118,7 @@ class Quota:
 
 @dataclass
 class Region:
-    """Snapshot of one region's market at the time of the query."""
+    """One region's instance types and prices at the time of the query."""
 
     name: str
     at: float
@@ -151,7 +152,7 @@ class Market:
         return sorted(fitting, key=lambda zone: (prices[zone], zone))
 
     def most_usd(self, offer: Offer, choice: Choice) -> Decimal:
-        """Return the maximum spot price: the offer's rate minus disks and address, which AWS bills separately."""
+        """Return the maximum spot price: the offer's rate without disks and address, which AWS bills separately."""
         return offer.rate_usd_per_hour - self._disk_and_address_usd(choice).quantize(
             Decimal("0.0001"), rounding=ROUND_DOWN
         )
@@ -374,7 +375,7 @@ class Row:
     num_gpus: int
     num_cores: int
     memory_gib: int
-    fit: Fit  # memory fit of the phase that needs the most memory
+    fit: Fit  # how the phase that needs the most memory fits on the GPU
     price: Price | None  # the on-demand price in us-east-1, with its date
 
     @property

@@ -180,7 +180,7 @@ class Aws:
         return found
 
     def hand_over(self, request: Request, instance_id: str) -> None:
-        """Once the instance is running, attach the volume. Then send files and secrets if SSH is open."""
+        """Once the instance is running, attach the volume. Then send files and secrets if SSH access is configured."""
         settings = self._settings
         if not settings.volume and not settings.ssh_from:
             return
@@ -295,12 +295,12 @@ class Aws:
         return check_aws(self.api, self._market, self._creation(), list(self._choice(Needs()).regions))
 
     def setup_steps(self) -> list[Step]:
-        """Return the only setup step: record the regions, so that later commands query AWS.
+        """Return the only setup step, which records the regions so that later commands query AWS.
 
         All other AWS resources are created for a run and destroyed with it.
         """
         regions = self._choice(Needs()).regions
-        text = f"{self._memory}: commands of this home look for instances in {', '.join(regions)}"
+        text = f"{self._memory}, which records where homing looks for instances: {', '.join(regions)}"
         return [Step(text, self._world.exists(self._memory), lambda: self._remember(*regions))]
 
     # --- helpers, in the order they are called ---
@@ -488,5 +488,5 @@ def _ended_at(body: dict[str, Any]) -> datetime.datetime | None:
         at = datetime.datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S")
     except ValueError:
         return None
-    # EC2 reports whole seconds, so use the end of that second.
+    # EC2 reports whole seconds, so use the end of the reported second.
     return at.replace(tzinfo=datetime.UTC) + datetime.timedelta(seconds=1)

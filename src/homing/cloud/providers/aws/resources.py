@@ -1,7 +1,7 @@
 """AWS resources other than instances: roles, security groups, persistent volumes and a budget alert.
 
     role, instance profile, security group    created for one attempt under its mark, and destroyed with it
-    a run's volume, a home's budget           kept at the user's request until `destroy --all --kept`
+    a volume, a home directory's budget       kept at the user's request until `destroy --all --kept`
 
 Each resource is looked up before it is created, and is tagged in the call that creates it. Destroying a resource that
 is already gone succeeds.
@@ -45,7 +45,7 @@ _THERE = ("EntityAlreadyExists", "InvalidGroup.Duplicate", "InvalidPermission.Du
 def make_role(api: AwsApi, mark: str, owner: str, policy: str) -> str:
     """Create the role and the instance profile; return the profile's name.
 
-    The path of both contains the owner, so that they are identifiable as ours from the start.
+    The owner is part of the path of both, so that they are identifiable as ours from the start.
     """
     tags = tag_list({MARK_TAG: mark, "Name": mark})
     common = {"Path": _path(owner), "Tags": tags}
@@ -232,7 +232,7 @@ class Things:
         ]
 
     def _roles(self) -> list[Resource]:
-        """Return roles and instance profiles. A launch may have been killed after creating only one of the two."""
+        """Return roles and instance profiles; list both, because a killed launch may have created only one of them."""
         found: dict[str, Resource] = {}
         for operation, key in (("list_roles", "Role"), ("list_instance_profiles", "InstanceProfile")):
             for row in self._api.items("iam", operation, f"{key}s", GLOBAL, PathPrefix=_path(self._owner)):

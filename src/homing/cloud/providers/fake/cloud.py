@@ -60,7 +60,7 @@ class FakeCloud:
         seed: int = 0,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """Set up the cloud. It calls `on_change` after each state change, before it responds, to save the state."""
+        """Set up the cloud, which calls `on_change` to save its state after each change and before it responds."""
         self.settings = settings or Settings()
         self.faults = faults or Faults()
         self.offers = offers
@@ -298,8 +298,8 @@ class FakeCloud:
         now = self.now()
         if thing.ended_at is not None:
             raise Refusal(404, f"no instance {thing.id}")
-        # A destroy may report a false success again only after the instance has been visible for as long as the list
-        # may be stale. Otherwise two false successes could not be distinguished from a real end.
+        # Before another destroy may falsely report success, the instance must have been visible for as long as the list
+        # may be stale. Otherwise two false successes in a row would look like a real end.
         if "destroy_lies" in ways and now >= thing.hidden_until + self.settings.settle_s:
             thing.hidden_until = now + self.faults.lie_s
             self._is_changed = True
@@ -334,7 +334,7 @@ class FakeCloud:
         return answer(200, {"action": "terminate", "at": thing.taken_at})
 
     def _other(self, route: str, request: HttpRequest, path: list[str], query: dict[str, list[str]]) -> HttpResponse:
-        """Create, list or delete volumes and keys. Volumes cost money, keys do not."""
+        """Create, list or delete volumes and keys. Volumes cost money; keys are free."""
         if request.method == "POST":
             body = body_of(request)
             if route == "volumes":

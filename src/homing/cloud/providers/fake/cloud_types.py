@@ -91,7 +91,7 @@ class Thing:
     ended_at: float | None = None
     ended_by: str = ""
     offer: str = ""
-    # What the instance will run. Cleared once it has started.
+    # What the instance is to run; cleared once the instance has started.
     files: dict[str, str] = field(default_factory=dict)  # base64
     argv: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Thing:
     is_dead: bool = False
     is_hung: bool = False
     is_noticed: bool = False
-    # After a destroy that falsely reported success, the instance is shown as deleted until this time.
+    # After a destroy that falsely reported success, the instance appears as deleted until this time.
     hidden_until: float = -math.inf
     tries_left: int = 0  # how many more destroy calls it takes to end the instance
     leaves_volume: bool = False

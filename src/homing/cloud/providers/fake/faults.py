@@ -52,7 +52,7 @@ ROUTES = ("account", "offers", "create", "list", "describe", "destroy", "guard",
 
 @dataclass(frozen=True)
 class Strike:
-    """One fault at a fixed point: at the n-th request to a route, or at the n-th of all requests if `of` is empty."""
+    """A fault that occurs at the n-th request to the route `of`, or at the n-th of all requests if `of` is empty."""
 
     way: str
     nth: int = 1
@@ -66,7 +66,7 @@ class Faults:
     rates: Mapping[str, float] = field(default_factory=dict)  # fault (`way` or `route.way`) -> probability per request
     strikes: tuple[Strike, ...] = ()
     retry_after_s: float = 2.0
-    list_lag_s: float = 1.0  # maximum age of a stale list
+    list_lag_s: float = 1.0  # maximum age of a list returned by list_late
     slow_boot_s: float = 30.0
     dearer_by: float = 1.5
     take_after_s: tuple[float, float] = (5.0, 60.0)  # how long after its creation an instance is preempted or hangs

@@ -57,7 +57,7 @@ class HostMachines:
         return bool(self._tree(instance_id).processes())
 
     def notice(self, instance_id: str, seconds: float) -> None:
-        """Do nothing, because the machine polls for notices at the URL in its boot.json, as on EC2."""
+        """Do nothing, because the machine polls a URL from its boot.json for notices, as on EC2."""
 
     def freeze(self, instance_id: str) -> None:
         tree = self._tree(instance_id)
@@ -79,7 +79,7 @@ class HostMachines:
         for name, data in files.items():
             target = folder / "work" / _inside(name)
             self._world.mkdir(target.parent)
-            # Only boot.json contains paths; archives must stay unchanged.
+            # Only boot.json contains machine paths. Archives must stay unchanged.
             content = data.replace(ROOT_DIR.encode(), str(folder).encode()) if name == file_names.BOOT else data
             self._world.write(target, content)
 
@@ -102,7 +102,7 @@ class HostMachines:
 
 
 def machine_prefix(root: Path) -> str:
-    """Return a prefix unique to `root`, which is needed because every fake cloud uses the same instance ids."""
+    """Return a prefix for process marks that is unique to `root`, because all fake clouds use the same instance ids."""
     return f"fake/{hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]}/"
 
 

@@ -51,7 +51,7 @@ __all__ = ["KEY_ENV", "SERVER", "URL_ENV", "WORK_DIR", "Fake"]
 
 URL_ENV = "HOMING_FAKE_URL"
 KEY_ENV = "HOMING_FAKE_KEY"
-SERVER = "fake/server.json"  # file in $HOMING_HOME with the address and key of this home's server
+SERVER = "fake/server.json"  # file in $HOMING_HOME with the address and key of its fake cloud's server
 # The root of a machine's own disk. The fake machines share this computer's disk, so the server replaces this path with
 # the machine's folder.
 ROOT_DIR = "/fake-machine"
@@ -59,7 +59,7 @@ WORK_DIR = f"{ROOT_DIR}/work"
 
 log = logging.getLogger(__name__)
 _MOST_S = 86400
-_DESCRIBE_EVERY_S = 7.5  # eight queries per minute are enough to wait for one instance
+_DESCRIBE_EVERY_S = 7.5  # eight queries per minute, which is enough while waiting for an instance
 _STATES: dict[str, InstanceState] = {
     "requested": "requested",
     "booting": "booting",
@@ -187,7 +187,7 @@ class Fake:
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
         """Set the instance's maximum total cost and its latest end time by our clock."""
         if not self._about["has_guard"]:
-            return  # `cannot` already says that there is no guard, and launch shows a warning
+            return  # `cannot` already says that there is no guard, and launch warns about it
         body: dict[str, Any] = {"spend_limit_usd": str(spend_limit_usd), "end_by": None}
         if end_by is not None:
             # The provider's guard uses the provider's clock, which may differ from ours.
@@ -220,8 +220,8 @@ class Fake:
 
     @cached_property
     def _api(self) -> Api:
-        # This home's own server takes precedence over the environment, because a rehearsal must use the cloud that it
-        # started.
+        # The home directory's own server takes precedence over the environment, because a rehearsal must use the cloud
+        # that it started.
         env, path = self._world.environment(), self._home / SERVER
         if not self._world.exists(path) and env.get(URL_ENV):
             return self._open(api_address(env, URL_ENV, ""), env.get(KEY_ENV, ""))
@@ -280,7 +280,7 @@ class Fake:
             # Set the guard in the create call itself, because this process may die before a separate call.
             guard: dict[str, Any] = {"spend_limit_usd": None, "end_by": None}
             if boot.spend_limit_usd is not None:
-                # This guard acts after all others but still within the limit, because a leftover disk keeps billing.
+                # This guard acts after all others, but still before the limit, because a leftover disk keeps billing.
                 rate, before = request.offer.rate_usd_per_hour, Decimal(boot.spent_before_usd)
                 kept_s = reserve_s(PROVIDER, allowed_s(rate, Decimal(boot.spend_limit_usd), before, 0.0))
                 guard["spend_limit_usd"] = str(Decimal(boot.spend_limit_usd) - before - meter.cost(rate, kept_s))

@@ -180,8 +180,8 @@ class Local:
     def _running(self) -> set[str]:
         """Return the marks of processes on this computer, except those of other providers' machines.
 
-        A process of such a machine may start or end between two scans of the process table. So list the machines'
-        processes both before and after ours, and leave out a mark if any of its processes belongs to a machine.
+        A process of such a machine may start or end between two scans of the process table. So scan for the machines'
+        processes both before and after scanning for ours, and leave out every mark that a machine's process has.
         """
         inside = {process.pid for process, _ in self._world.marked(MACHINE_ENV, "")}
         marked = self._world.marked(names.MARK_ENV, self._prefix)
@@ -220,7 +220,7 @@ class Local:
         """Do nothing: this computer has no guard. The agent and the dead-man process read new limits from the store."""
 
     def list_resources(self) -> list[Resource]:
-        return []  # an instance has only its folder and its processes
+        return []  # none: an instance consists of its folder and its processes
 
     def destroy_resource(self, resource: Resource) -> None:
         raise AssertionError(f"this computer has no {resource.kind}")
@@ -336,7 +336,7 @@ class Local:
         until = ended_at if ended_at is not None else now
         lived_s = self._lived_s(made or {}, ended)
         if lived_s is not None:
-            # computed from the end, because the wall clock may have been adjusted since the start
+            # computed backward from the end, because the wall clock may have been adjusted since the start
             created_at = until - lived_s
         seconds = Decimal(str(max(0.0, until - created_at))) if created_at is not None else Decimal(0)
         return Instance(
@@ -355,7 +355,7 @@ class Local:
         )
 
     def _lived_s(self, made: dict[str, Any], ended: dict[str, Any] | None) -> float | None:
-        """Return the lifetime by the boot clock, or None if it was not recorded or this computer has rebooted since."""
+        """Return the instance's age by the boot clock, or None if it was not recorded or there was a reboot since."""
         if ended is None:
             ended = {"boottime": self._world.boottime(), "boot_id": self._world.boot_id()}
         began, until = made.get("boottime"), ended.get("boottime")

@@ -25,7 +25,7 @@ __all__ = ["APP", "ModalApi"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-APP = "homing"  # this app contains the sandboxes of all homes
+APP = "homing"  # this app contains the sandboxes of all homing home directories
 _RETRIES = Retries(tries=3, first_s=1.0)  # in addition to the SDK's own retries, which take about a second
 _BUILD_S = 2400.0  # time limit for the first build of an image with torch
 _LOG_LINES = 200

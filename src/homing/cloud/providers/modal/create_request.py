@@ -54,13 +54,13 @@ _PARCEL = f"{ROOT}/parcel"  # where the files are mounted; the command copies th
 _OVER = f"{WORK_DIR}/over"
 _ENTRY_PID = f"{WORK_DIR}/entry.pid"
 _LEAST_S = 60  # minimum timeout, because a sandbox needs about this long to boot
-# The run must leave the sandbox before its timeout, by this share of the time reserved for landing (ending early). The
-# share is below 1, so that the limits end the run first.
+# How long before the sandbox's timeout the run must leave it, as a share of the time reserved for landing (ending
+# early). The share is below 1, so that the limits end the run first.
 _LATE_SHARE = 0.9
 
-# The sandbox ends when this command does. So the command runs as long as the agent or the dead-man process is alive,
-# and the dead-man process can restart a crashed agent. The command finds both by their command lines. Its own command
-# line matches too, so it excludes itself.
+# The sandbox ends when this command exits. So the command keeps running while the agent or the dead-man process is
+# alive, which lets the dead-man process restart a crashed agent. It finds the two by their command lines, and skips
+# itself, because its own command line matches too.
 _ENTRY = f"""mkdir -p {WORK_DIR} && cp -R {_PARCEL}/. {WORK_DIR}/ || exit 1
 echo $$ > {_ENTRY_PID}
 "$@" & agent=$!
@@ -89,7 +89,7 @@ def entry_argv(argv: tuple[str, ...]) -> list[str]:
 
 
 def make_request(offer: Offer, order: Order) -> Request:
-    """Return the request, without the account's token. A store on a Volume appears as a folder in the sandbox."""
+    """Return the create request, without the account's token. In the sandbox, a store on a Volume is a folder."""
     boot, secrets = order.boot, dict(order.secrets)
     if volume_of(boot.store):
         boot = dataclasses.replace(boot, store=f"{parse_modal(boot.store).url}?mount={MOUNT}", secret_names=[])
@@ -121,7 +121,7 @@ def timeout_s(boot: Boot) -> int:
 
 
 def start_within_s(boot: Boot, now: float) -> float:
-    """Return how many more seconds (by this computer's clock) the start may take and still leave time to train."""
+    """Return how many more seconds, by this computer's clock, the start may take before no time is left to train."""
     allowed = _allowed_s(boot)
     if math.isinf(allowed):
         return allowed
@@ -165,7 +165,7 @@ def _allowed_s(boot: Boot) -> float:
 
 
 def _leave_s(boot: Boot) -> float:
-    """Return the number of seconds after which the run must leave this sandbox, because its timeout is fixed."""
+    """Return the number of seconds after which the run must leave this sandbox to avoid its fixed timeout."""
     end_s = float(timeout_s(boot))
     reserve = reserve_s(LAND, end_s, boot.stop_grace_s)
     if end_s < LIFETIME_S:
@@ -174,7 +174,7 @@ def _leave_s(boot: Boot) -> float:
 
 
 def _any_name(boot: Boot, offer: Offer) -> Any:
-    """Allow both driver names for a GPU that Modal calls both A10 and A10G."""
+    """Accept either name from the GPU driver, because Modal calls the same GPU both A10 and A10G."""
     if boot.bootstrap is None or offer.device != "A10G":
         return boot.bootstrap
     return dataclasses.replace(boot.bootstrap, gpu_names=sorted({*boot.bootstrap.gpu_names, "a10"}))

@@ -55,13 +55,13 @@ _CARDS = (
 
 @dataclass(frozen=True)
 class Size:
-    """Cores and memory per GPU. A machine without a GPU gets twice as much."""
+    """Cores and memory for each GPU. A machine without a GPU gets twice these amounts."""
 
     cores: float
     memory_bytes: int
 
     def of(self, num_gpus: int) -> tuple[float, int]:
-        """Return the cores and the MiB of memory of the whole machine, as the create call expects them."""
+        """Return the whole machine's number of cores and its memory in MiB, as the create call expects them."""
         factor = num_gpus or _CPU_ONLY_FACTOR
         return self.cores * factor, self.memory_bytes * factor // 2**20
 

@@ -202,7 +202,7 @@ class Modal:
     # --- other resources ---
 
     def list_resources(self) -> list[Resource]:
-        return []  # none: a Volume is the user's store, and images cost nothing
+        return []  # none: a Volume is the user's own store, and Modal stores images for free
 
     def destroy_resource(self, resource: Resource) -> None:
         raise AssertionError(f"Modal lists no {resource.kind}")
@@ -268,15 +268,15 @@ class Modal:
             "secrets": [sdk.Secret.from_dict(dict(order.secrets))] if order.secrets else [],
             "timeout": create_request.timeout_s(boot),
             "gpu": gpu_string(offer),
-            # Each pair is (reserved, maximum). They are equal, because using more than is reserved would cost more than
-            # the stated rate.
+            # (reserved amount, maximum). The two are equal, because using more than the reserved amount would cost more
+            # than the stated rate.
             "cpu": (cores, cores),
             "memory": (mib, mib),
             "volumes": {create_request.MOUNT: self._api.volume(volume)} if volume else {},
         }
 
     def _take_back(self, request: Request) -> None:
-        """Terminate the queued sandbox, because the SDK tries to cancel it after the wait, but may fail."""
+        """Terminate the queued sandbox, in case the SDK did not succeed in canceling it after the wait."""
         sandbox = self._api.by_name(request.mark)
         if sandbox is not None:
             self._api.terminate(sandbox)

@@ -47,7 +47,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Choice:
-    """The parts of an offer's name: GPU, number of GPUs, and cloud."""
+    """What an offer's name consists of: GPU, number of GPUs, and cloud."""
 
     gpu_id: str
     count: int
@@ -89,7 +89,7 @@ def _query(wanted: Wanted, cloud: str, count: int) -> str:
 
 
 def _offers(body: dict[str, Any], wanted: Wanted, cloud: str, count: int) -> Iterator[Offer]:
-    """Yield one offer for any location, or one for each data center that the run file allows and that has stock.
+    """Yield one offer for any location or, if the run file lists data centers, one for each of them that has stock.
 
     GPUs that are not available now or could not run our torch are skipped.
     """
@@ -127,7 +127,7 @@ def _offers(body: dict[str, Any], wanted: Wanted, cloud: str, count: int) -> Ite
 
 
 def _card(name: str, memory_gb: int) -> Gpu | None:
-    """Return the known GPU with this name and memory. A name alone may match the wrong GPU (A40 and A4000)."""
+    """Return the known GPU with this name and memory, or None. By its name alone, an A4000 could match the A40."""
     card = find_gpu(name)
     if card is None or abs(card.memory_gib - memory_gb) > 0.1 * card.memory_gib:
         return None

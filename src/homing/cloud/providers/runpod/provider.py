@@ -81,7 +81,8 @@ _BILL_EVERY_S = 300.0
 _ACCOUNT_EVERY_S = 300.0
 _SSH_S = 120.0  # how long to wait for a new pod's address
 _TIMER_S = 300.0  # if there is no hand-over, the pod terminates itself this long after the start limit
-# Tolerance for clock differences. A first command that starts more than this after the start limit counts as a restart.
+# Tolerance for clock differences. If a pod's first command starts later than this after the start limit, it counts as
+# a restart.
 _LATE_S = 120.0
 _SAME_CLOCK_S = 10.0  # smaller clock differences are ignored, because a Date header has whole seconds and arrives late
 _ENVIRONMENT_BYTES = 15 * 10**9  # disk space for torch with its CUDA libraries, plus pip's temporary files
@@ -92,7 +93,7 @@ _MOST_ENV = 50
 
 @dataclasses.dataclass(frozen=True)
 class _Bill:
-    """What RunPod has billed for a pod. `usd` is None if it is not known yet or if the key cannot read it."""
+    """What RunPod has billed for a pod. `usd` is None if the amount is not known yet or the key may not read it."""
 
     at: float = -math.inf
     usd: Decimal | None = None
@@ -230,8 +231,8 @@ class Runpod:
         made = once.create(request, post, refused)
         self._made[str(made["id"])] = self._world.monotonic()
         instance = self._instance(made)
-        # RunPod's rate may be lower than the offer, or unknown until the pod runs. So use at least the offered rate;
-        # hand_over checks the rate again.
+        # The rate that RunPod reports may be below the offered rate, or unknown until the pod runs. So use at least the
+        # offered rate for now; hand_over checks the rate again.
         rate = max(instance.rate_usd_per_hour, request.offer.rate_usd_per_hour)
         return dataclasses.replace(instance, rate_usd_per_hour=rate, twins=tuple(once.twins))
 
@@ -339,7 +340,7 @@ class Runpod:
         return self._configured if self._configured is not None else _DEFAULTS
 
     def _disk_gb(self, needs: Needs) -> int:
-        """Return the disk size in GB that the run file sets, or else what the run needs, plus headroom."""
+        """Return the disk size in GB: the one set in the run file, or else what the run needs plus headroom."""
         needed = math.ceil((needs.disk_bytes + _ENVIRONMENT_BYTES) * _SPARE / 10**9)
         if self._settings["disk"] is None:
             return max(_LEAST_DISK_GB, needed)
@@ -488,7 +489,7 @@ class Runpod:
         return instance
 
     def _bill(self, instance_id: str) -> _Bill:
-        """Return RunPod's own cost figure for a pod, which lags behind. Fall back to the last plausible figure."""
+        """Return the pod's cost as reported by RunPod, which lags behind. Without a new figure, return the last one."""
         now, known = self._world.monotonic(), self._bills.get(instance_id, _Bill())
         if now - known.at < _BILL_EVERY_S:
             return known

@@ -58,7 +58,7 @@ def find_volume(volumes: list[Volume], wanted: str, prefix: str) -> Volume | Non
 
 def make_volume(api: Api, name: str, num_gb: int, data_center: str, settle_s: float) -> Volume:
     """Create exactly one volume. The API does not deduplicate by name, so check the list if the response is lost."""
-    # Specify the type, because a data center's default may be the more expensive one.
+    # Specify the volume type, because a data center's default may be the more expensive type.
     body = {"name": name, "size": num_gb, "dataCenter": data_center, "type": "STANDARD"}
     try:
         return _volume(api.post("/network-volumes", body))

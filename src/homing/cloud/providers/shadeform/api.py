@@ -22,7 +22,7 @@ from homing.cloud.providers.shadeform.offers import SPOT, rate_of
 
 __all__ = ["Account", "detail_of", "is_over", "mark_of", "rate_now", "state_of"]
 
-_LOOKS = 3  # how many times to read the guard back while a response may be stale
+_LOOKS = 3  # how many times to read back the guard, because a response may be stale
 _STATES: dict[str, InstanceState] = {
     "creating": "requested",
     "pending_provider": "requested",
@@ -79,7 +79,7 @@ class Account:
     def read_back(
         self, instance_id: str, guard: Thresholds, *, is_earlier_fine: bool = False
     ) -> tuple[dict[str, Any] | None, str]:
-        """Return the instance and the difference between its guard and `guard`, or "" if there is none.
+        """Return the instance, and how its guard differs from `guard` ("" if it does not).
 
         Retry while responses may be stale.
         """

@@ -27,7 +27,8 @@ __all__ = ["Thresholds", "moment_of", "thresholds_of"]
 
 ALERT_SHARE = Decimal("0.6")
 _CENT = Decimal("0.01")
-_SAME_S = 5.0  # tolerance: fractions may get lost, and we know Shadeform's clock only to within a second or two
+# Tolerance: fractions of a second may get lost, and we know Shadeform's clock only to within a second or two.
+_SAME_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Thresholds:
         return {"spend_threshold": str(spend), "date_threshold": _written(date)}
 
     def by(self, date: float) -> Thresholds:
-        """Return the same thresholds, but with a date no later than `date`."""
+        """Return a copy of these thresholds whose date is no later than `date`."""
         return dataclasses.replace(self, date=min(self.date, date))
 
     def why_not(self, shown: Any, *, is_earlier_fine: bool = False) -> str:
@@ -65,7 +66,7 @@ class Thresholds:
 def thresholds_of(boot: Boot, rate_usd_per_hour: Decimal, skew_s: float) -> Thresholds:
     """Return the thresholds for a launch.
 
-    The spend and the date are reached at the same time, so either of them enforces the limit.
+    At the given rate, both thresholds are reached at the same time, so either of them enforces the limit.
     """
     assert boot.spend_limit_usd is not None, "every rental has a spend limit"
     limit, before = Decimal(boot.spend_limit_usd), Decimal(boot.spent_before_usd)

@@ -69,7 +69,7 @@ def launch_configuration(mark: str, end_within_s: float, home: Path, world: Worl
 
 
 def connection_of(body: dict[str, Any], home: Path, world: World) -> Connection | None:
-    """Return the SSH connection, or None if the machine has no address yet or this home lacks its host key."""
+    """Return the SSH connection, or None if the machine has no address yet or its host key is not here."""
     if not body.get("ip") or state_of(body) != "ready":
         return None
     key = find_host_key(home, mark_of(body), world)

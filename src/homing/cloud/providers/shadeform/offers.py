@@ -29,7 +29,7 @@ _MEMORY_OFF = 0.1  # tolerance when comparing GPU memory with our table, because
 
 @dataclass(frozen=True)
 class Choice:
-    """What the run file allows from the catalogue."""
+    """The run file's settings that select catalogue entries: clouds, spot and OS."""
 
     clouds: tuple[str, ...] = ()
     is_spot_fine: bool = False
@@ -70,7 +70,7 @@ def offer_name(cloud: str, region: str, instance_type: str, rental: str) -> str:
 
 
 def rate_of(read: Figures, cents: Any, dollars: Any = None) -> Decimal | None:
-    """Return dollars per hour from a dollar string if there is one, else from whole cents.
+    """Return the price in dollars per hour, taken from the string `dollars` if it is set, else from whole `cents`.
 
     Return None if the price is not plausible.
     """
@@ -81,7 +81,7 @@ def rate_of(read: Figures, cents: Any, dollars: Any = None) -> Decimal | None:
 
 
 def choose_os(options: list[str], wanted: str = "") -> str:
-    """Return the wanted OS, or by default the newest Ubuntu, preferably Shadeform's own image; "" if not offered."""
+    """Return `wanted`, or "" if it is not offered. By default, return the newest Ubuntu, preferably Shadeform's own."""
     if wanted:
         return wanted if wanted in options else ""
     ubuntu = [option for option in options if option.startswith("ubuntu")]

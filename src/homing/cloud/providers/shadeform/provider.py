@@ -127,7 +127,7 @@ class Shadeform:
     def checks(self) -> list[Check]:
         """Run the checks for `homing doctor`, which change nothing."""
         ours = [body for body in self._account.instances() if mark_of(body).startswith(self._prefix)]
-        # Shadeform's list of instances does not include their guards, so query each instance.
+        # Shadeform's list of instances does not include their auto_delete settings, so query each instance.
         living = [self._account.info(str(body["id"])) for body in ours if not is_over(body)]
         known = [body for body in living if body is not None and not is_over(body)]
         return check_shadeform(self._account.types(), known, self._choice, self.page, _WALLET_PAGE)
@@ -267,7 +267,7 @@ class Shadeform:
                 return
             if "use" not in exc.text:
                 raise
-            self._held_keys.add(resource.id)  # `homing reconcile` lists the key later and deletes it
+            self._held_keys.add(resource.id)  # a later `homing reconcile` will list and delete the key
 
     def connection(self, instance_id: str) -> Connection | None:
         body = self._account.info(instance_id)
@@ -378,7 +378,7 @@ class Shadeform:
         )
 
     def _arm(self, instance_id: str, guard: Thresholds) -> None:
-        """Set a new guard and read it back. Do nothing if the instance is gone."""
+        """Set the instance's auto_delete and read it back to verify it. Do nothing if the instance is gone."""
         try:
             self._account.update(instance_id, guard)
         except Unwelcome:

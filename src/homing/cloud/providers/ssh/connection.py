@@ -136,7 +136,7 @@ class Host:
         return line or self._raise(Completed(255, "", found.err or "it returned no host key"))
 
     def _best(self, lines: list[str]) -> str:
-        """Return the line with the strongest key type. Replace its host name, because that may be hashed."""
+        """Return the line with the strongest key type, replacing its host name, which may be hashed."""
         keys = [" ".join(line.split()[1:3]) for line in lines if len(line.split()) >= 3]
         ranked = sorted(keys, key=lambda key: next((n for n, kind in enumerate(_PREFERRED) if key.startswith(kind)), 9))
         return f"{self.pattern} {ranked[0]}" if ranked else ""

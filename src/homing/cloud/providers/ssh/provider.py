@@ -71,7 +71,7 @@ class Ssh:
         self._facts: dict[str, Any] = {}
 
     def account(self) -> str:
-        return "hosts of one's own"  # the same for all hosts, because the instance id contains the host
+        return "hosts of one's own"  # the same for all hosts, because each instance id already contains its host
 
     def configure(self, settings: Settings) -> None:
         """Use the host that the run file names. Without this call, only hosts that were used before can be queried."""
@@ -207,8 +207,8 @@ class Ssh:
                 found += [self._unknown(host, mark, exc) for mark in host.marks()]
         if failures and len(failures) == len(hosts):
             raise failures[0]
-        # If a host is known under two names, both list its processes. Keep the entry under the name used for the
-        # create call, which has the full record.
+        # If a host is known under two names, its instances are listed twice. Of two entries, keep the one under the
+        # name that the create call used, because it has the full record.
         best = {each.mark: each for each in sorted(found, key=lambda each: each.created_at is not None)}
         return [best[mark] for mark in sorted(best)]
 
@@ -260,7 +260,7 @@ class Ssh:
         listed = self._world.listdir(self._root) if self._world.exists(self._root) else []
         known = [host for name in listed if (host := Host.known(name, self._root, self._world)) is not None]
         in_use = {host.name: host for host in known if host.marks()}
-        # A host without marks has no instances of ours, unless marks were lost. Query the current host in any case.
+        # A host without marks has none of our instances, unless its marks were lost. Always query the current host.
         if self._host is not None:
             in_use[self._host.name] = self._host
         return list(in_use.values())
@@ -295,8 +295,8 @@ class Ssh:
         state = _STATES.get(answer["state"], "unknown")
         read = Figures(host.name)
         rate = read.rate("rate_usd_per_hour", made.get("rate_usd_per_hour") if made else None) or Decimal(0)
-        # The host's clock may differ from ours, so durations are measured by the host's clock, and times are converted
-        # to our clock.
+        # The host's clock may differ from ours. So compute durations only from the host's own times, and convert points
+        # in time to our clock.
         host_now = read_moment(answer["now"])
         now = host_now if host_now is not None else self._world.now()
         created_at = read.moment("created_at", made.get("created_at") if made else None, now)
@@ -325,9 +325,9 @@ class Ssh:
 
 
 def _proof(boot: Boot) -> tuple[str, str]:
-    """Return the path and hash of an object just written to a `file:` store, or "" for other stores.
+    """Return the path and hash of an input that was pushed to a `file:` store, or ("", "") if there is none.
 
-    The host must find this object there, which shows that it can read the same store.
+    The host must find this file there, which shows that it can read the same store.
     """
     pushed = [item for item in boot.inputs if item.key]
     if not boot.store.startswith("file:") or not pushed:
