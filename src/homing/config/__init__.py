@@ -45,7 +45,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import modules on first use, because most verbs need only `home`, and importing the schema takes long."""
+    """Import modules on first use, because most verbs need only `home`, and importing the schema is slow."""
     import importlib
 
     for module, inside in _MODULES.items():

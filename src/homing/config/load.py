@@ -52,8 +52,8 @@ class Loaded:
     prep: PrepSettings
     warnings: list[str]
     is_prepared: bool
-    phase_preps: list[PhasePrep] = field(default_factory=list)  # one for each phase with its own data
-    source: OpenWeights | None = None  # the open weights of model.from
+    phase_preps: list[PhasePrep] = field(default_factory=list)  # one entry for each phase that has its own data
+    source: OpenWeights | None = None  # the open weights that model.from names, if any
 
     @property
     def needs_text(self) -> bool:
@@ -150,7 +150,7 @@ def _apply_sets(source: Source, sets: Sequence[str]) -> list[str]:
             source.mistakes.append(Mistake(_shown(text), None, dotted(path), problem))
             continue
         given.add(path)
-        # If a --set option adds a list entry, such as a phase, report mistakes in that entry for the option.
+        # If a --set option adds a list entry, such as a phase, attribute mistakes in that entry to the option.
         source.sets |= {each: _shown(text) for each in (*new, path)}
     return _drop_replaced(source, given)
 
@@ -213,7 +213,7 @@ def _drop_replaced(source: Source, given: set[KeyPath]) -> list[str]:
 
 
 def _count(value: Any) -> int:
-    """Parse a count; 0 if it is invalid, which the later check reports."""
+    """Parse a count. Return 0 if it is invalid; a later check reports the mistake."""
     try:
         return parse_count(value)
     except ValueError:

@@ -122,7 +122,7 @@ def missing_files(prepared: Prepared, *, is_hashing: bool = False) -> list[str]:
         for shard in split.shards:
             wanted += shard.files()
     for name, num_bytes, digest in wanted:
-        # Always hashed: the tokenizer is small, and a different one with the same name would change every token.
+        # Always hash the tokenizer: it is small, and a different one with the same name would change every token.
         if problem := _problem(
             prepared.dir / name, num_bytes, digest if is_hashing or name == file_names.TOKENIZER else ""
         ):

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 LOOK_S, USE_S = 5.0, 60.0  # seconds between checks, and between utilization measurements
 WARN_AT = (0.8, 0.6)  # warn at these fractions of a limit, once each; only the highest fraction reached is reported
 MAX_LOSSES = 200
-DIVERGED_LINES = 10  # the loss has diverged if it is missing or far above normal in this many metric lines in a row
+DIVERGED_LINES = 10  # the loss has diverged if it is missing or far above normal in this many consecutive metric lines
 SLOW_SHARE, SLOW_AFTER_STEPS, SLOW_AFTER_S = 1 / 3, 20, 600.0
 _GPU = ["nvidia-smi", "--query-gpu=utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits"]
 _GPU_S = 5.0

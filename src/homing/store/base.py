@@ -62,7 +62,7 @@ class Entry:
 Entries = list[Entry]  # aliases defined here because `list` is a method in the classes below
 Files = list[tuple[str, str]]  # key and local path
 Keys = list[str]
-Progress = Callable[[int, int], None]  # takes the number of bytes transferred and the total number of bytes
+Progress = Callable[[int, int], None]  # called with the number of bytes transferred and the total number of bytes
 
 
 def unwatched(done: int, total: int) -> None:
@@ -88,15 +88,15 @@ class Store(Protocol):
     # returns every key that starts with the prefix, sorted; "" lists all keys
     def list(self, prefix: str) -> Entries: ...
     def delete(self, key: str) -> None: ...  # also succeeds if the key does not exist
-    def delete_many(self, keys: Keys) -> None: ...  # deletes the keys in the given order, or all at once
+    def delete_many(self, keys: Keys) -> None: ...  # deletes the keys, either in the given order or all at once
     def create_if_absent(self, key: str, data: bytes) -> bool: ...
 
 
 @runtime_checkable
 class Resuming(Protocol):
-    """A store that can resume an interrupted push. It keeps the uploaded parts, which `list` omits but are billed."""
+    """A store that can resume an interrupted push. Uploaded parts are kept and billed, although `list` omits them."""
 
-    def drop_cut(self, folder: str) -> int: ...  # deletes the parts below this folder and returns how many there were
+    def drop_cut(self, folder: str) -> int: ...  # deletes interrupted uploads below this folder, returns their number
 
 
 @runtime_checkable
@@ -146,7 +146,7 @@ def disk_failed(exc: OSError, done: str, key: str, url: str) -> StoreError:
 PROBES = "homing-probe"  # prefix of the temporary keys that preflight writes and deletes
 
 
-# Matches the names of temporary files, which World renames when they are complete and `get` when they are verified.
+# Matches the names of temporary files. World renames them once they are complete; `get`, once they are verified.
 _TEMPORARY_NAME = re.compile(r"\.(tmp-\d+|part)-[0-9a-f]{8}$")
 
 

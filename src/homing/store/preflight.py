@@ -201,4 +201,4 @@ def _hub_token(environment: Mapping[str, str]) -> dict[str, str]:
         except ImportError:
             return {}  # the missing extra is reported when the store is opened
         token = get_token() or ""
-    return dict.fromkeys(NAMES, token) if token else {}  # set both names, because the instance prefers the first one
+    return dict.fromkeys(NAMES, token) if token else {}  # set both variables, because the first one takes precedence

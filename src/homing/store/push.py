@@ -55,8 +55,8 @@ class Pusher:
     store: Store
     world: World
     _pushed_as: dict[str, Stamp] = field(default_factory=dict)  # each live file's stamp at its last push
-    # Verified checkpoints with the stamp of their manifest, because a run that resumes from an older checkpoint may
-    # save the same step again.
+    # Each verified checkpoint, with the stamp of its manifest. A new stamp shows that the run resumed from an older
+    # checkpoint and saved the same step again.
     _verified: dict[Step, Stamp] = field(default_factory=dict)
     # checkpoints with a file that does not match the local manifest
     _damaged: dict[Step, Stamp] = field(default_factory=dict)

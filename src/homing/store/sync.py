@@ -39,7 +39,7 @@ __all__ = ["Superseded", "bring_request", "fetch_inputs", "main", "push_once", "
 log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 60.0
-_MISSING_TRIES = 3  # tries before a missing input ends the run
+_MISSING_TRIES = 3  # number of tries before a missing input ends the run
 _FETCHED = "fetched"  # file in the work folder, written after the fetch, that contains the hash of boot.json
 
 
@@ -152,7 +152,7 @@ def _take_from_hub(boot: Boot, item: Input, path: str, pusher: Pusher) -> float:
         take_from_hub(item, path, pusher.world, pusher.event)
         return pusher.world.monotonic() - since
     except HubFailed as exc:
-        # A retry would only cost money. The mark in this event makes the agent on this instance stop the run.
+        # Retrying would only cost money. The mark in `stops` makes the agent on this instance stop the run.
         pusher.event("weights_refused", f"{exc.what} {exc.why}", stops=boot.mark)
         raise
 

@@ -24,10 +24,10 @@ __all__ = ["FoundTemplate", "Turns", "Unreadable", "read_chat_template", "refuse
 @record("turns", 1)
 @dataclass(frozen=True)
 class Turns:
-    """The text around messages, with special tokens by name. A field is None if the template forbids such turns."""
+    """The text around messages, with special tokens by name. A field is None if the template forbids that order."""
 
     template_sha256: str  # sha256 of the template's text
-    begin: str  # the text before the first message, if it is a user message
+    begin: str  # the text before the first message, if that message is from the user
     end: str  # the text after the last message, including the start of the assistant's turn
     markers: Dict[str, int] = field(default_factory=dict)  # special token -> id
     end_id: Optional[int] = None  # id of the token with which the assistant ends a turn

@@ -63,7 +63,7 @@ class Heartbeat:
     tokens_per_s: Optional[float] = None
     mfu: Optional[float] = None
     step_s: Optional[float] = None
-    # The trainer's estimate of the seconds until the phase ends, as planned or early (landing); copied from Metric.
+    # Seconds until the phase ends, in full or early (landing), as estimated by the trainer. Copied from Metric.
     eta_s: Optional[float] = None
     trainer_pid: Optional[int] = None
     end_step: Optional[int] = None  # the step at which the phase ends early (landing); None if it runs to num_steps

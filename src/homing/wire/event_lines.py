@@ -1,4 +1,4 @@
-"""The content of events.jsonl, metrics.jsonl and outcome.json. Views of a run are built from the first two files."""
+"""The content of events.jsonl, metrics.jsonl and outcome.json. A run's progress is shown from the first two files."""
 
 from __future__ import annotations
 

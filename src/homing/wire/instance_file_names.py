@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Files in the work folder, next to boot.json.
 RUN_DIR = "run"
-AGENT_LOCK, DEAD_MAN_LOCK = "agent.lock", "dead-man.lock"  # each locked while its process is alive
+AGENT_LOCK, DEAD_MAN_LOCK = "agent.lock", "dead-man.lock"  # lock files, each locked while its process is alive
 CLOCK = "clock"  # a boot-clock time, and the seconds billed until then
 RESTARTS = "restarts"  # how many times the dead-man restarted the agent, and the boot-clock time of the last restart
 BILLING_ENDED = "billing-ended"  # boot-clock time at which the request to end billing was accepted
@@ -20,7 +20,7 @@ METRICS = "metrics.jsonl"
 OUTCOME = "outcome.json"
 LOGS = "logs"
 
-# Event kinds with which sync reports the store's state to the agent.
+# Kinds of events by which sync reports the store's state to the agent.
 STORE_REFUSES = "store_refuses"  # a refusal that seems permanent: no permission, no bucket, an expired token
 PUSH_RECOVERED = "push_recovered"
 

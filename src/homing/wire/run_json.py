@@ -115,13 +115,13 @@ class Schedule:
 
 @dataclass(frozen=True)
 class RlTask:
-    """A task of an rl phase. Relative paths are relative to the data folder. If a hash is empty, it is not checked."""
+    """A task of an rl phase. Relative paths are relative to the data folder. An empty hash is not checked."""
 
     kind: str  # gsm8k | arithmetic | spelling | prompts
     weight: float = 1.0  # the task's share of the prompts, relative to the other tasks
     file: str = ""  # path of a JSON lines file, for gsm8k and prompts
     file_sha256: str = ""
-    val_file: str = ""  # path of the held-out lines; if empty, a tenth of `file` is held out
+    val_file: str = ""  # path of a file of held-out lines; if empty, a tenth of `file` is held out
     val_file_sha256: str = ""
     difficulty: int = 1  # from 1 to 5, for arithmetic and spelling
     calculator: str = "auto"  # auto | on | off

@@ -1,4 +1,4 @@
-"""Defines a run's leases, and its record in the store, which allows another computer to adopt the run."""
+"""Defines a run's leases, and the record in the store that allows another computer to adopt the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Attempt:
     state: str = "unknown"
     guard: str = ""  # a sentence about how the provider itself limits spending
     note: str = ""
-    # the computer and its folder $HOMING_HOME that launched the instance; a `local` instance's files are there
+    # the computer and the $HOMING_HOME folder that launched the instance, and that hold a `local` instance's files
     host: str = ""
     home: str = ""
     # the provider account that rented the instance; other accounts' keys cannot see the instance

@@ -1,7 +1,7 @@
-"""Gives cloud, store and agent their only access to the clock, the disk, processes and the network.
+"""Gives the cloud, store and agent code its only access to the clock, the disk, processes and the network.
 
     machine     Machine: what every machine has; ships to the instance with the agent
-    world       World(Machine): adds what the user's computer and the store need
+    world       World(Machine): adds what the user's computer and the store code need
     retries     Retries: how many times a call is tried, and how long to wait in between
 
 The simulator subclasses World. Each of its methods may switch to another process, fail, or kill the caller. Code that

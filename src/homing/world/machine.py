@@ -55,7 +55,7 @@ class Completed:
 
 @dataclass(frozen=True)
 class Process:
-    """A process, identified by its pid and its start time, because a later process may have the same pid."""
+    """A process, identified by its pid and its start time, because a later process may get the same pid."""
 
     pid: int
     started: str

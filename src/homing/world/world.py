@@ -1,4 +1,4 @@
-"""World: a Machine plus what only the user's computer and the store need (private folders, databases, downloads)."""
+"""World extends Machine with what the agent does not need: private folders, databases and downloads."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class World(Machine):
     def create(self, path: PathLike, data: bytes) -> bool:
         """Create a file; return False if it already exists. The file is complete or absent, as with `write`."""
         try:
-            # Use link(2), because only it both fails if the name exists and never exposes an unfinished file.
+            # Use link(2): it is the only call that fails if the name exists and never exposes an unfinished file.
             with whole(path, os.link, 0o600 if self._is_private(path) else 0o644) as file:
                 file.write(data)
         except FileExistsError:
@@ -205,7 +205,7 @@ class World(Machine):
         req = urllib.request.Request(request.url, request.body or None, request.headers, method=request.method)
         try:
             with opener.open(req, timeout=request.timeout_s) as reply:
-                with contextlib.suppress(TimeoutError):  # a timeout means that all data available has arrived
+                with contextlib.suppress(TimeoutError):  # a timeout means that all available data has arrived
                     while time.monotonic() < deadline and (chunk := reply.read1(_CHUNK)):
                         chunks.append(chunk)
                 return _response(reply, b"".join(chunks))
@@ -424,7 +424,7 @@ def _as_text(data: bytes) -> str:
 
 def _unless_gone(exc: OSError) -> None:
     if not isinstance(exc, FileNotFoundError):
-        # Ignore a folder that was removed during the walk, but raise any other error, which would hide files.
+        # Ignore a folder that was removed during the walk, but raise any other error: ignoring it would hide files.
         raise exc
 
 

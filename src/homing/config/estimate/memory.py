@@ -45,21 +45,21 @@ FP32, BF16, FP8 = 4, 2, 1
 CUDA_BYTES = 2**30
 # Not all GPU memory can be used, because the allocator rounds sizes up and memory becomes fragmented.
 USABLE = 0.94
-# The trainer's loss holds the logits of this many (token, vocabulary entry) pairs at a time, in the compute type.
+# The trainer's loss computes logits in chunks of this many (token, vocabulary entry) pairs, in the compute type.
 PIECE_LOGITS = 2**28
-NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # bytes per weight, with its share of the first- and second-level scales
-INT8 = 1 + 4 / 256  # bytes per moment, with its share of the block scale
+NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # bytes per weight, including its share of the first- and second-level scales
+INT8 = 1 + 4 / 256  # bytes per moment, including its share of the block scale
 LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # what `all` means
 # Bytes per parameter during a Muon step: gradient, momentum mix and update in fp32; polynomial operands in bf16.
 MUON_SCRATCH_BYTES = 16
-# Offloaded state on the GPU: AdamW elements per chunk, and chunks in memory at a time.
+# Offloaded state on the GPU: number of AdamW elements per chunk, and number of chunks in memory at a time.
 AT_A_TIME, LOADS = 2**24, 3
 # On a host with offloaded state: memory of one process (Python, torch, CUDA), and the fraction of memory to use.
 PROCESS_BYTES, HOST_SHARE = 3 * 2**30, 0.9
 # Bytes per row and vocabulary entry while sampling: the logits in bf16; in fp32 the logits, their logarithms, and
 # copies for computing the entropy and choosing the token.
 SAMPLED_LOGIT_BYTES = 22
-# Log-probabilities of samples, for a KL term or several updates, are computed this many tokens at a time.
+# Log-probabilities of samples, needed for a KL term or for several updates, are computed this many tokens at a time.
 LOOKED_BACK_TOKENS = 65536
 # Allowance for what the estimate leaves out: matmul workspaces, rows of statistics, fragmentation.
 SPARE = 1.04
@@ -67,7 +67,7 @@ SPARE = 1.04
 
 @dataclass(frozen=True)
 class Memory:
-    """Number of bytes by part. `copies` to `block_per_row` are temporary; `*_per_row` grow with the micro-batch."""
+    """Memory in bytes, by part. `copies` to `block_per_row` are temporary; `*_per_row` grow with the micro-batch."""
 
     weights: int
     gradients: int
@@ -80,12 +80,13 @@ class Memory:
     scratch: int
     block_per_row: int = 0  # the block that is being recomputed
     cuda: int = CUDA_BYTES
-    lean: int = 0  # rl: copies of the weights, to sample from and as KL reference; with adapters, only the latter
+    # rl: one copy of the weights to sample from, and one as the KL reference; adapters need only the KL reference
+    lean: int = 0
     rollout: int = 0  # rl: KV cache and logits of the rows that are sampled together
-    is_rollout_kept: bool = False  # captured graphs need the same buffers at every step
+    is_rollout_kept: bool = False  # True with captured graphs, which need the same buffers at every step
     passing: int = 0  # rl: temporary memory while prompts are prefilled and log-probabilities of samples are computed
-    host: int = 0  # offload: the optimizer state in host memory
-    is_pass_kept: bool = False  # train.graphs: on; a captured graph keeps its memory outside the forward pass too
+    host: int = 0  # offload: size of the optimizer state in host memory
+    is_pass_kept: bool = False  # True with train.graphs: on, because a captured graph keeps its memory after the pass
 
     @property
     def always(self) -> int:
@@ -114,19 +115,19 @@ class Memory:
 
     def forward(self, micro_batch: int) -> int:
         logits = min(self.logits_most, micro_batch * self.logits_per_row) + self.head_gradient
-        # The loss has already freed its memory when the first block is recomputed.
+        # When the first block is recomputed, the loss has already freed its memory, so the larger one counts.
         passing = max(logits, int(SPARE * micro_batch * self.block_per_row) + self.head_gradient)
         return int(self.copies + SPARE * micro_batch * self.activations_per_row + passing)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The result for one GPU: whether the phase fits as written, the largest micro-batch, and what to lower if not."""
+    """The result for one GPU: whether the phase fits, the largest micro-batch, and what to lower if it does not fit."""
 
     gpu: Gpu
     peak_bytes: int  # at the micro-batch that would be used on this GPU
     usable_bytes: int
-    micro_batch: int  # used on this GPU; 0 if not even one row fits
+    micro_batch: int  # number of rows per forward pass on this GPU; 0 if not even one row fits
     most_rows: int
     is_fitting: bool
     lower: str = ""
@@ -143,7 +144,7 @@ def training_memory(run: Run, phase: Phase | None = None, *, has_bf16: bool = Tr
         lora=phase.lora, recompute=phase.recompute, rl=phase.rl, offload=phase.offload,
         prompt=prompt_tokens(run.model, phase.rl, is_open=run.base is not None) if phase.rl else 0,
     )  # fmt: skip
-    # graphs: auto is not counted, because it does not capture graphs if memory is short.
+    # Memory for train.graphs: auto is not counted, because `auto` does not capture graphs if memory is short.
     return replace(memory, is_pass_kept=run.train.graphs == "on")
 
 
@@ -162,7 +163,7 @@ def memory_of(
 ) -> Memory:
     """Estimate the memory of one phase.
 
-    `prompt`: tokens of the longest rl question, if known more precisely than from the task kind.
+    `prompt`: token count of the longest rl question; 0 to estimate it from the task kinds.
     """
     size = FP32 if precision == "fp32" else BF16
     padded_vocab = round_up(model.vocab_size, 64)
@@ -197,16 +198,16 @@ def memory_of(
     )
     if rl is None:
         return training
-    # rl samples without a copy of the weights if they are in fp32, or if they are frozen under adapters.
+    # rl samples from the weights themselves if they are in fp32 or frozen (with adapters); otherwise it needs a copy.
     lean = size * num_params * ((size != FP32) + bool(rl.kl)) if method == "full" else FP32 * adapters * bool(rl.kl)
     return _with_sampling(training, model, rl, size, lean, prompt, copies=0 if method == "full" else training.copies)
 
 
 def _with_sampling(training: Memory, model: Model, rl: Rl, size: int, lean: int, prompt: int, *, copies: int) -> Memory:
-    """Add the memory that rl needs beyond training on its rows.
+    """Add to `training` the memory that rl needs to sample and to compute log-probabilities.
 
-    `copies`: the copies that a forward pass without gradients also makes (adapters in the compute type, dequantized
-    matrices).
+    `copies`: size of the copies that a forward pass makes even without gradients (adapters in the compute type,
+    dequantized matrices).
     """
     prompt = prompt or prompt_tokens(model, rl)
     rows, places = rows_at_a_time(rl), round_up(prompt + rl.max_new_tokens, REACH)
@@ -262,15 +263,14 @@ def layer_bytes(model: Model, size: int, *, is_fp8: bool, lora: Lora | None) -> 
     """Return the bytes per token that one layer keeps for the backward pass, in either model family."""
     d, queries, keys = model.width, model.num_heads * model.head_size, model.num_kv_heads * model.head_size
     is_swift = model.family == "swift"
-    stream = (3 if is_swift else 2) * d  # residual streams; swift also mixes in the first one
+    stream = (3 if is_swift else 2) * d  # residual streams; swift keeps one more to mix in the initial stream
     inputs = 2 * d  # outputs of the two norms, which are inputs of matrix multiplications
     heads = 2 * queries + 3 * keys + queries  # q, k, v as projected, q and k after RoPE, and the output of attention
-    heads += (
-        keys if is_swift else 0
-    )  # in every second layer, the value embeddings and the sum: one per layer on average
+    # In swift, every second layer keeps its value embeddings and their sum with v: one tensor per layer on average.
+    heads += keys if is_swift else 0
     up = (1 if is_swift else 2) * model.ffn_width  # before the activation
     down = model.ffn_width  # after the activation: the input of a matrix multiplication
-    if lora:  # a frozen matmul keeps its input only for its adapter, plus the adapter's low-rank activation
+    if lora:  # a frozen matrix keeps its input only if it has an adapter, which also keeps its low-rank activation
         chosen = set(LORA_TARGETS if "all" in lora.targets else lora.targets)
         inputs = d * bool(chosen & {"q", "k", "v"}) + d * bool(chosen & {"gate", "up"}) + lora.rank * len(chosen)
         down = model.ffn_width if "down" in chosen else 0
@@ -278,7 +278,7 @@ def layer_bytes(model: Model, size: int, *, is_fp8: bool, lora: Lora | None) -> 
             outs = {"q": queries, "k": keys, "v": keys, "o": d, "down": d}
             outs |= {"gate": model.ffn_width, "up": model.ffn_width}
             inputs += sum(outs[name] for name in chosen)
-    if is_fp8:  # inputs of matrix multiplications are kept in FP8; the output of attention in both types
+    if is_fp8:  # inputs of matrix multiplications are kept in FP8; the attention output, also in the compute type
         return size * (stream + heads + up) + FP8 * (inputs + queries + down)
     return size * (stream + inputs + heads + up + down)
 
@@ -337,7 +337,7 @@ def _fit(run: Run, phase: Phase, gpu: Gpu) -> Fit:
 
 
 def _most_rows(memory: Memory, usable: int, rows: int) -> int:
-    """Return the largest divisor of the batch's rows that fits: gradient accumulation needs whole micro-batches."""
+    """Return the largest divisor of the batch's rows that fits. Gradient accumulation needs whole micro-batches."""
     divisors = [n for n in range(1, int(rows**0.5) + 1) if rows % n == 0]
     for n in sorted({*divisors, *(rows // n for n in divisors)}, reverse=True):
         if memory.peak(n) <= usable:
@@ -375,7 +375,10 @@ def _what_to_shrink(run: Run, phase: Phase, gpu: Gpu, usable: int) -> str:
 
 
 def _is_change(phase: Phase, changes: dict[str, Any]) -> bool:
-    """Return True if the change applies: offload only to method full (adapters have little state), qlora to lora."""
+    """Return True if the changes apply to this phase.
+
+    Offload applies only to method full, because adapters have little state; qlora applies only to method lora.
+    """
     if "method" in changes:
         return phase.method == "lora"
     is_possible = "offload" not in changes or phase.method == "full"
@@ -383,7 +386,7 @@ def _is_change(phase: Phase, changes: dict[str, Any]) -> bool:
 
 
 def _fewer_rollout_rows(run: Run, phase: Phase, gpu: Gpu, usable: int) -> int:
-    """Halve the rollout rows, in whole groups, until they fit; 0 if they never fit, or the phase is not rl."""
+    """Return the number of rollout rows, in whole groups, halved until they fit; 0 if none fit or without rl."""
     rl = phase.rl
     prompts = rows_at_a_time(rl) // rl.samples_per_prompt if rl else 0
     while rl and prompts > 1:

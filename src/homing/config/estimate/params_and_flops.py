@@ -54,11 +54,11 @@ DATA_CONSTRAINED_EPOCHS = 4.0
 # A phase of a few minutes does not need an evaluation at every step or a checkpoint at every second step, because
 # every checkpoint also generates a sample.
 LEAST_EVAL_STEPS = 10
-# Bytes per token at 256 vocabulary entries and after each doubling: about the average over English novels, Shakespeare,
-# Goethe in German and Python code, each with a tokenizer trained on that text (counts:
-# tests/config/estimate/test_params_and_flops.py). Beyond 32k entries little is gained.
+# Bytes per token with 256 vocabulary entries, and after each doubling of that number. Each value is roughly the average
+# over English novels, Shakespeare, Goethe in German, and Python code, each with a tokenizer trained on that text
+# (tests/config/estimate/test_params_and_flops.py has the counts). Beyond 32k entries little is gained.
 _BYTES_PER_TOKEN = (1.0, 2.1, 2.7, 3.25, 3.75, 4.15, 4.45, 4.6)
-# factors for text that compresses well, ordinary text, and text that compresses badly
+# factors for text that compresses well, for ordinary text, and for text that compresses poorly
 BYTES_PER_TOKEN_RANGE = (1.2, 1.0, 0.8)
 SHORT_PHASE_STEPS = 500
 RECOMPUTED_OF = {"none": 0.0, "half": 0.5, "all": 1.0}  # fraction of the blocks whose forward pass runs again
@@ -97,7 +97,7 @@ def parameter_table(model: Model) -> list[Part]:
     return parts
 
 
-# The same values as in the trainer's model, which compares its own parameter count with this one.
+# The same values as in the trainer's model. The trainer compares its own parameter count with this one.
 _VALUE_GATE, _SMEAR_GATE = 12, 24
 
 
@@ -132,7 +132,7 @@ def sizes(model: Model) -> Sizes:
 
 
 def scaling_params(model: Model) -> int:
-    """Count the parameters of the block matrices and the head: those used for every token and in the scaling rules."""
+    """Return the number of parameters that the scaling rules count: those of the block matrices and the head."""
     blocks = sum(part.num_params for part in parameter_table(model) if part.is_matmul and part.name != "head")
     return blocks + model.vocab_size * model.width
 
@@ -176,10 +176,10 @@ def round_up(number: float, step: int) -> int:
 
 
 REACH = 128  # on a GPU, positions and rows are padded to multiples of this
-# Longest GSM8K question, and longest generated questions, in bytes.
+# Length in bytes of the longest GSM8K question and of the longest generated questions.
 _LONGEST_BYTES = {"gsm8k": 991, "arithmetic": 24, "spelling": 64}
 _TURNS = 16  # tokens around a question: role, start and end of turn
-_OPEN_WEIGHTS_TURNS = 48  # the same for open weights, whose chat templates add a few words before the question
+_OPEN_WEIGHTS_TURNS = 48  # tokens around a question with open weights, whose chat templates add a few words before it
 
 
 def num_rows(rl: Rl) -> int:
@@ -194,7 +194,10 @@ def rows_at_a_time(rl: Rl) -> int:
 
 
 def prompt_tokens(model: Model, rl: Rl, *, is_open: bool = False) -> int:
-    """Return the token count of the longest question. `is_open`: the chat template of open weights formats it."""
+    """Return the token count of the longest question.
+
+    `is_open`: whether the chat template of open weights formats the question, which takes more tokens.
+    """
     turns = _OPEN_WEIGHTS_TURNS if is_open else _TURNS
     room = max(1, model.context - rl.max_new_tokens)
     longest = [_LONGEST_BYTES.get(task.kind) for task in rl.tasks]
@@ -262,6 +265,6 @@ def flops_of_step(run: Run, phase: Phase) -> float:
 
 
 def with_rows_of(num_tokens: int, model: Model, sizes: Sizes) -> tuple[Model, Sizes]:
-    """Return the model and sizes adjusted to rows of `num_tokens`, in which attention covers fewer tokens."""
+    """Return the model and its sizes for rows of `num_tokens` tokens. Attention over shorter rows costs fewer FLOPs."""
     spared = 12 * model.num_layers * model.num_heads * model.head_size * (model.context - num_tokens)
     return replace(model, context=num_tokens), replace(sizes, flops_per_token=sizes.flops_per_token - spared)

@@ -34,12 +34,12 @@ class Checked:
     bad: set[KeyPath]  # keys that hold a default because the user's value was invalid
 
     def is_sound(self, *paths: KeyPath) -> bool:
-        """Return True if none of these keys and none of their enclosing sections were removed as invalid."""
+        """Return True if neither these keys nor their enclosing sections were removed as invalid."""
         return not any(path[:end] in self.bad for path in paths for end in range(1, len(path) + 1))
 
 
 class Trace:
-    """The run file while it is resolved: the keys set by the user, mistakes, warnings, and the origin of each value.
+    """The run file being resolved: the keys set by the user, mistakes, warnings, and the origin of each value.
 
     Every value of run.json passes through `take` or `note`, so that `homing plan --resolved` can print where it came
     from: "run file, line 12", "--set", "derived from model.depth" or "default".
@@ -70,7 +70,7 @@ class Trace:
         return at
 
     def take(self, wire: str, path: KeyPath, otherwise: T, why: str = "default") -> T:
-        """Return the user's value, else `otherwise`. Record where it came from, under `wire`, its name in run.json."""
+        """Return the user's value, else `otherwise`, and record its origin under `wire`, its name in run.json."""
         if self.is_given(path):
             self.origin[wire] = self.source.origin(path)
             found: T = self.value(path)

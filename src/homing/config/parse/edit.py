@@ -93,7 +93,7 @@ def _pair(node: Node | None, name: str) -> tuple[Node, Node] | None:
 
 def _replaced(text: str, key: Node, old: Node, value: str) -> str:
     end = key.end_mark.index + 1
-    if not isinstance(old, ScalarNode) or old.value or old.style:  # otherwise nothing follows the colon
+    if not isinstance(old, ScalarNode) or old.value or old.style:  # otherwise the key has no value to replace
         end = _end(old)
     return f"{text[: key.end_mark.index]}: {value}{text[end:]}"
 

@@ -310,7 +310,7 @@ def tidy_name(name: str) -> str:
 
 
 def meant_keys(path: tuple[str | int, ...]) -> list[tuple[str | int, ...]]:
-    """Return the keys and sections that `suggest_key` names: the unknown key was probably meant to be one of them."""
+    """Return the valid keys and sections that `suggest_key` suggests, one of which the user probably meant."""
     from homing.config.schema.keys import all_keys, sections
 
     suggestion = suggest_key(path)
@@ -321,7 +321,7 @@ def meant_keys(path: tuple[str | int, ...]) -> list[tuple[str | int, ...]]:
 
 
 def nearest(name: str, candidates: list[str], cutoff: float = 0.6) -> str | None:
-    """Return the candidate with the fewest edits, or None if none is close."""
+    """Return the candidate most similar to the name, or None if none is close."""
     if near := _within(name, candidates, 1 if len(name) < 5 else 2):
         return near
     close = difflib.get_close_matches(name, candidates, n=1, cutoff=cutoff)

@@ -39,7 +39,7 @@ class Source:
     text: str
     data: dict[str, Any]
     lines: dict[KeyPath, int] = field(default_factory=dict)
-    sets: dict[KeyPath, str] = field(default_factory=dict)  # key -> the --set (or the profile) that set it
+    sets: dict[KeyPath, str] = field(default_factory=dict)  # key -> the --set option (or the profile) that set it
     mistakes: list[Mistake] = field(default_factory=list)
     is_preset: bool = False
 
@@ -50,7 +50,7 @@ class Source:
         return self.lines.get(path)
 
     def setting(self, path: KeyPath) -> str | None:
-        """Return the --set (or profile) that set this value, if any."""
+        """Return the --set option (or the profile) that set this value, if any."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.sets:
                 return self.sets[path[:end]]
@@ -301,7 +301,7 @@ def json_lines(text: str) -> tuple[dict[KeyPath, int], list[tuple[KeyPath, int, 
     """Map each path to its line, and list every duplicate key as (path, first line, second line)."""
     lines: dict[KeyPath, int] = {(): 1}
     twice: list[tuple[KeyPath, int, int]] = []
-    stack: list[list[str | int | None]] = []  # per open bracket: for {, the current key or None; for [, the index
+    stack: list[list[str | int | None]] = []  # one per open bracket: the current key or None for {, the index for [
     line, seen = 1, 0
     for token in _JSON_TOKEN.finditer(text):
         line += text.count("\n", seen, token.start())

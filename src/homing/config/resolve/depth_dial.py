@@ -43,8 +43,8 @@ BATCH_EXPONENT = 0.383
 SHORT_BATCH_EXPONENT = 0.62
 # With fewer steps than this, warm-up and decay are too short to work, so use a smaller batch and more steps.
 LEAST_STEPS = 500
-# Rows per sft step when only the steps are given: the rule for text would give one row, which holds too few answer
-# tokens.
+# Number of rows per sft step if only the number of steps is given. The rule for text would give one row, which holds
+# too few answer tokens.
 SFT_ROWS = 8
 
 MUON_LR = 0.02
@@ -52,22 +52,22 @@ MUON_LR_BOUNDS = (0.01, 0.03)
 MUON_BATCH_EXPONENT = 0.15
 MUON_STEPS_EXPONENT = 0.32
 ADAMW_LR = 6e-4
-# Rates of the parameters that AdamW trains alongside Muon. swift normalizes its embedding, so only the direction of a
-# row matters there.
+# Learning rates of the parameters that AdamW trains alongside Muon. swift normalizes its embedding, so only the
+# direction of each embedding row matters.
 PRETRAIN_RATES = {
     "stock": {"lr_embedding": 0.15, "lr_head": 0.008, "lr_norm": 0.008},
     "swift": {"lr_embedding": 0.3, "lr_head": 0.008, "lr_norm": 0.008, "lr_scalar": 0.15},
 }
-# Rates of later phases, before the phase and batch factors.
+# Learning rates of later phases, before the factors for phase, batch and width are applied.
 LATER_RATES = {
     "stock": {"lr_embedding": 0.05, "lr_head": 0.008, "lr_norm": 0.008},
     "swift": {"lr_embedding": 0.3, "lr_head": 0.008, "lr_norm": 0.008, "lr_scalar": 0.5},
 }
-# Below this batch size an embedding without a norm needs a lower rate: at 2,048 tokens per step, 0.05 was better than
-# 0.37 by 0.04 bits.
+# Below this batch size, an embedding without a norm needs a lower learning rate: at 2,048 tokens per step, 0.05 was
+# better than 0.37 by 0.04 bits.
 SMALL_BATCH = 2**16
 BY_WIDTH = ("lr_embedding", "lr_head")
-# Defaults that change if Muon is used: those of the AdamW that runs alongside it, and those of pretraining.
+# Defaults that differ if Muon is used: for the AdamW that runs alongside it, and for pretraining.
 ADAM_WITH_MUON = {"beta1": 0.8, "eps": 1e-10}
 MUON_PRETRAIN = {"clip": 0.3, "weight_decay": 0.28}
 SWIFT_ROPE_BASE = 100_000.0
@@ -75,7 +75,7 @@ SWIFT_ROPE_BASE = 100_000.0
 
 # Learning rates of later phases as a fraction of pretraining's, so that they do not overwrite what was learned.
 PHASE_RATE = {"pretrain": 1.0, "mid": 0.3, "sft": 0.1, "rl": 0.05}
-LOADED_LR = {"full": 2e-5, "lora": 2e-4}  # AdamW rates: for full training of open weights, and for adapters
+LOADED_LR = {"full": 2e-5, "lora": 2e-4}  # AdamW learning rates: for full training of open weights, and for adapters
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def batch_for_tokens(num_tokens: float, context: int, vocab_size: int) -> int:
 
 
 def batch_for_steps(num_steps: int, context: int, vocab_size: int) -> int:
-    """Return the batch size when only the steps are known: put tokens = batch x steps into the rule and solve it."""
+    """Return the batch size if only the number of steps is known: solve the rule for tokens = batch x steps."""
     per_token = num_steps / _reference_tokens(vocab_size)
     exponent = SHORT_BATCH_EXPONENT if per_token * REFERENCE_BATCH < 1 else BATCH_EXPONENT
     return _whole_rows((REFERENCE_BATCH * per_token**exponent) ** (1 / (1 - exponent)), context)
@@ -126,7 +126,10 @@ def batch_within(batch_tokens: int, num_steps: int, num_train_tokens: int, conte
 
 
 def batch_scale(batch_tokens: int) -> float:
-    """Return sqrt(batch / 2^19), limited to 0.5..2. (At 16,384 tokens, half the rate was better than a quarter.)"""
+    """Return sqrt(batch / 2^19), limited to 0.5..2.
+
+    The lower limit is 0.5 because, at 16,384 tokens, half the rate was better than a quarter of it.
+    """
     return min(2.0, max(0.5, math.sqrt(batch_tokens / REFERENCE_BATCH)))
 
 
@@ -135,7 +138,7 @@ def width_scale(width: int) -> float:
 
 
 def muon_rates(model: Model, kind: str, batch_tokens: int, num_steps: int) -> dict[str, float]:
-    """Return `lr` and the AdamW rates of a phase that uses Muon.
+    """Return `lr` and the AdamW learning rates of a phase that uses Muon.
 
     If `num_steps` is 0 (unknown), assume REFERENCE_STEPS.
     """
@@ -155,7 +158,7 @@ def muon_rates(model: Model, kind: str, batch_tokens: int, num_steps: int) -> di
     rates = {"lr": min(most, max(least, MUON_LR * by_batch * by_steps))} | PRETRAIN_RATES[model.family]
     if model.family == "stock":
         rates["lr_embedding"] *= min(1.0, math.sqrt(batch_tokens / SMALL_BATCH))
-    # Narrow models use the rates of width 768 unscaled: the rates were tuned at width 384.
+    # Models narrower than 768 use the rates without scaling, because the rates were tuned at width 384.
     return {name: rate * min(1.0, by_width) if name in BY_WIDTH else rate for name, rate in rates.items()}
 
 

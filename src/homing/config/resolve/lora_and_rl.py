@@ -108,7 +108,7 @@ def resolve_rl(trace: Trace, number: int, context: int, tokenizer: Path | None, 
             trace.wrong(
                 (*at, name), "has no effect with one update per rollout.", "Raise updates_per_rollout, or delete it."
             )
-    # Leave the other half for the question.
+    # By default, the answer takes up to half of the context, which leaves the other half for the question.
     by_default = min(_ANSWER_TOKENS, max(1, context // 2))
     num_new = trace.take(
         f"{wire}.max_new_tokens", (*at, "answer_tokens"), by_default, f"derived from model.context {context}"
@@ -170,7 +170,7 @@ def _check_questions(
     for place, task in enumerate(tasks):
         is_in_turns = task.kind in _IS_MADE_UP
         for name in ("file", "val_file"):
-            if not getattr(task, f"{name}_sha256"):  # not set, or missing, which is already reported
+            if not getattr(task, f"{name}_sha256"):  # not set, or the file is missing, which is already reported
                 continue
             path = Path(getattr(task, name))
             sha256 = getattr(task, f"{name}_sha256")
@@ -197,9 +197,9 @@ def _check_questions(
 def _looked_through(
     path: Path, sha256: str, kind: str, needs_answers: bool, num_ids: int | None
 ) -> tuple[bool, list[str]]:
-    """Return whether any question is a chat turn, and a list of what is wrong with the lines.
+    """Return whether any question is a chat turn, and a list of the problems found in the lines.
 
-    Cached by content, because one command may read the run file several times.
+    The result is cached by content, because one command may read the run file several times.
     """
     entries, problems = read_entries(path.read_bytes(), kind, needs_answers=needs_answers, num_ids=num_ids)
     return any(not entry.ids for entry in entries), problems

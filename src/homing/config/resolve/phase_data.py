@@ -77,7 +77,7 @@ class Corpus:
 
     @property
     def amount(self) -> str:
-        """Describe the amount, in the same figures as `homing prep`."""
+        """Describe the amount of data, with the same numbers that `homing prep` shows."""
         rows = f"{format_count(self.num_train_tokens)} tokens"
         if not self.num_chat_tokens:
             return rows
@@ -165,7 +165,7 @@ def _what_changed(prep: PhasePrep, prepared: Prepared, context: int, tokenizer_s
 
 
 def _questions(prepared: Prepared) -> list[str]:
-    """Return the first question of each conversation source; text has none."""
+    """Return the first question of each conversation source. Sources of text have none."""
     found = [source.get("question", "") for source in prepared.manifest.settings.get("sources", [])]
     return [question for question in found if question]
 

@@ -34,8 +34,8 @@ _MOST_EVAL_TOKENS = 500_000
 _WARMUP_SHARE = 0.02
 _MOST_WARMUP_STEPS = 1000
 _DECAY_FRACTION = 0.5
-_EPOCHS = {"mid": 1.0, "sft": 3.0}  # kind -> default length in epochs
-_LEAST_EPOCHS = 0.5  # warn below this: many conversations would never be seen
+_EPOCHS = {"mid": 1.0, "sft": 3.0}  # phase kind -> default length in epochs
+_LEAST_EPOCHS = 0.5  # warn below this number of epochs, because many conversations would never be seen
 _HABITS = ("beta1", "eps", "momentum", "momentum_start", "variance_beta", "cautious", "clip", "weight_decay")
 _FLOORS = {"wsd": 0.05, "cosine": 0.1, "constant": 1.0}
 
@@ -202,13 +202,14 @@ def _say_smaller_batch(trace: Trace, wire: str, num_steps: int, batch: int, best
     passes = num_epochs(num_steps, batch, corpus.num_train_tokens) or 0.0
     would = num_epochs(num_steps, best, corpus.num_train_tokens) or 0.0
     trace.warn(
-        f"{wire} uses {batch:,} tokens per step, which reads its data {passes:.1f} times. In {num_steps:,} steps, the"
-        f" usual {best:,} would read the {corpus.amount} {would:.1f} times. To change this, set {wire}.batch_tokens."
+        f"{wire} uses {batch:,} tokens per step, so it reads its data {passes:.1f} times in {num_steps:,} steps. With"
+        f" the usual {best:,} tokens per step, it would read the {corpus.amount} {would:.1f} times. To choose the"
+        f" number yourself, set {wire}.batch_tokens."
     )
 
 
 def _length_of_rl(trace: Trace, at: KeyPath, wire: str, rl: Rl) -> tuple[int, int]:
-    """Return the number of steps and the tokens per step of an rl phase: its `steps`, and the samples of one step."""
+    """Return the number of steps of an rl phase, and the tokens per step, which follow from its `rl` section."""
     for name in ("tokens", "epochs", "batch_tokens"):
         if trace.is_given((*at, name)):
             trace.wrong((*at, name), "has no effect in rl.", "Set steps, rl.prompts_per_step, rl.samples_per_prompt.")
@@ -251,7 +252,7 @@ def _warn_about_data(trace: Trace, number: int, num_steps: int, batch_tokens: in
         return
     epochs = num_epochs(num_steps, batch_tokens, corpus.num_train_tokens)
     amount = f"{corpus.amount} ({corpus.source})"
-    # Accept up to 10% above the limit: people round 7,751 steps up to 8,000.
+    # Accept up to 10% above the limit, because people round 7,751 steps up to 8,000.
     if epochs is not None and epochs > DATA_CONSTRAINED_EPOCHS * 1.1:
         trace.warn(
             f"phases.{number} reads {amount} {epochs:.1f} times. After about {DATA_CONSTRAINED_EPOCHS:.0f} passes, a"
@@ -262,15 +263,15 @@ def _warn_about_data(trace: Trace, number: int, num_steps: int, batch_tokens: in
         whole = steps_for(_EPOCHS["sft"] * corpus.num_train_tokens, batch_tokens)
         trace.warn(
             f"phases.{number} trains on {100 * epochs:.2g}% of its conversations: {num_steps:,} steps of"
-            f" {batch_tokens:,} tokens, out of {amount}. phases.{number}.epochs: {_EPOCHS['sft']:.0f} would take"
-            f" {whole:,} steps."
+            f" {batch_tokens:,} tokens cover only part of the {amount}. With phases.{number}.epochs:"
+            f" {_EPOCHS['sft']:.0f}, the phase would take {whole:,} steps."
         )
     if batch_tokens > corpus.num_train_tokens:
         trace.warn(f"phases.{number}.batch_tokens is {batch_tokens:,}, but the phase has only {amount}.")
 
 
 def _is_by_profile(trace: Trace, at: KeyPath) -> bool:
-    """Return True if --smoke set the length, which makes the phase short on purpose."""
+    """Return True if --smoke set the phase's number of steps, so that the phase is short on purpose."""
     setting = trace.source.setting((*at, "steps"))
     return setting is not None and not setting.startswith("--set")
 

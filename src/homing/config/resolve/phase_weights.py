@@ -126,7 +126,7 @@ def _check_tokenizer(trace: Trace, path: KeyPath, folder: Path, tokenizer: Path,
 
 
 def find_start(trace: Trace, first: int, name: str) -> str:
-    """Return the newest final checkpoint of a phase before `first`. If there is none, record a mistake, return ""."""
+    """Return the newest final checkpoint of a phase before `first`. Without one, record a mistake and return ""."""
     phase = trace.file.phases[first]
     before = [earlier.kind for earlier in reversed(trace.file.phases[:first])]
     found = {kind: _finals(name, kind) for kind in before}

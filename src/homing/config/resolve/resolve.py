@@ -72,8 +72,8 @@ class PrepSettings:
     sample_bytes: int
     shard_tokens: int
     dir: Path  # absolute
-    is_vocab_firm: bool = True  # chosen by the user; otherwise prep may use a smaller one, with a notice
-    take_bytes: int = 0  # how much of the text to prepare; 0: all
+    is_vocab_firm: bool = True  # whether the user chose vocab_size; if not, prep may use a smaller one, with a notice
+    take_bytes: int = 0  # how much of the text to prepare; 0 for all of it
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Resolved:
     prep: PrepSettings
     is_prepared: bool
     phase_preps: list[PhasePrep]
-    source: Source | None  # open weights of model.from, if set
+    source: Source | None  # the open weights that model.from names, if any
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def _chosen_phases(trace: Trace) -> list[int]:
 
 
 def _read_prepared(trace: Trace, data_dir: Path, tokenizer_sha256: str) -> Prepared | None:
-    """Return the prepared text; None if there is none, or if it was made with a different tokenizer."""
+    """Return the prepared text; None if there is none, or if it was prepared with a different tokenizer."""
     try:
         found = read_prepared(data_dir)
     except DataError as exc:
@@ -265,7 +265,7 @@ def _init_tokenizer(trace: Trace, first: int) -> Path | None:
 
 
 def _is_vocab_firm(trace: Trace) -> bool:
-    """Return True if the user chose the size: it is not derived and not from the smoke profile or a preset."""
+    """Return True if the user chose vocab_size, rather than a default, the smoke profile or a preset."""
     path = ("tokenizer", "vocab_size")
     if not trace.is_given(path) or trace.source.is_preset:
         return False
@@ -404,7 +404,7 @@ def _refuse_twice(trace: Trace, name: str) -> None:
             "Move this phase and those after it to another run file that starts from the result of this one: "
             f"init_from: models/{name} after `homing fetch`, or a checkpoint's folder. Or merge the two phases.",
         )
-        return  # one report is enough, because its fix also moves all later phases to the other file
+        return  # one report is enough, because its fix applies to all later phases too
 
 
 def _renumber(trace: Trace, numbers: list[int]) -> None:
@@ -432,7 +432,7 @@ def _note_other_origins(trace: Trace, run: Run) -> None:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[str]:
-    """Yield the dotted name of every value in run.json; a list of plain values is one value."""
+    """Yield the dotted name of every value in run.json; a list of plain values counts as one value."""
     if isinstance(value, dict) and path != "origin":
         for name, inner in value.items():
             yield from _leaves(inner, f"{path}.{name}" if path else name)

@@ -1,9 +1,9 @@
 """Resolve the sections that do not depend on the data: model, train, sample, limits, store and cloud.
 
 `model` gets its final shape from its own keys, or from open weights (`model.from`). Every invalid number is reported
-with the nearest valid ones. Open weights set the shape and are the base of the run; the run file may not set keys that
-they determine. In the other sections each key becomes one field of run.json. The `cloud` section holds the providers,
-the GPU and each provider's settings.
+with the nearest valid ones. A run that starts from open weights has their shape, and its run file may not set the keys
+that they determine. In the other sections each key becomes one field of run.json. The `cloud` section holds the
+providers, the GPU and each provider's settings.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SET_BY_WEIGHTS = (
     "rope_base",
 )
 CLOUDS = ("aws", "modal", "runpod", "shadeform")  # providers with their own section, cloud.NAME
-CONTAINER_CLOUDS = ("modal", "runpod")  # providers that start a container image; cloud.image sets it for all of them
+CONTAINER_CLOUDS = ("modal", "runpod")  # providers that start a container image, which cloud.image sets for all of them
 PROVIDERS = ("aws", "fake", "local", "modal", "runpod", "shadeform", "ssh")
 
 

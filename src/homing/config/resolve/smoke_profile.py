@@ -26,7 +26,7 @@ __all__ = ["PROFILE", "has_smoke_failed", "has_smoke_passed", "mark_smoke", "nee
 PROFILE = "smoke profile"
 _LAYERS, _HEADS, _HEAD_SIZE, _CONTEXT, _VOCAB = 4, 4, 32, 128, 2048
 _STEPS, _ROWS = 200, 16
-# Amount of text to prepare (several times what the steps read), and size of the sample that trains the tokenizer.
+# Size of the text to prepare (several times what the steps read), and of the sample used to train the tokenizer.
 _TAKE_BYTES, _SAMPLE_BYTES = 20_000_000, 10_000_000
 
 _BIG_PARAMS = 300_000_000
@@ -75,9 +75,9 @@ def _note(file: Path) -> Path:
 
 
 def shrink(source: Source, run: Run, *, keeps_vocabulary: bool, take_bytes: int) -> None:
-    """Reduce the run in `source`, as a series of --set options would.
+    """Change `source` so that it describes a small version of the run, as a series of --set options would.
 
-    `run`: the run at full size. `take_bytes`: how much of the text the file asks for (0: all).
+    `run`: the run at full size. `take_bytes`: the amount of text that the run file asks for; 0 for all text.
     """
     model = run.model
     heads = min(_HEADS, model.num_heads)

@@ -63,13 +63,13 @@ def _stage_before(adapter: Path) -> Stage:
             why=f"Adapters trained by homing have a {file_names.MANIFEST} that identifies the base weights.",
             fix=f"Merge it: homing export {adapter} --to merged --base WEIGHTS --out FOLDER   then init_from: FOLDER",
         )
-    # The config names an earlier stage if the training of this adapter continued that of another adapter.
+    # If this adapter continued another one, its config says which earlier stage produced the base weights.
     stage = _adapter_config(adapter).get("homing_base_stage")
     return manifest.lineage[stage if isinstance(stage, int) and 0 <= stage < len(manifest.lineage) else -2]
 
 
 def _places(adapter: Path, before: Stage) -> Iterator[Path]:
-    """Yield candidate folders: the base in the adapter's config, sources of the run's inputs, and fetched models."""
+    """Yield the folders in which to look for the base weights, in order."""
     base_dir = str(_adapter_config(adapter).get("homing_base_dir", ""))
     if base_dir and adapter.parent.parent.name == file_names.CHECKPOINTS:
         yield (adapter.parents[2] / base_dir).resolve()

@@ -44,7 +44,7 @@ _ADDRESS = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 class SourceFile:
     name: str
     num_bytes: int
-    sha256: str = ""  # the Hub reports it for large files; "" if unknown
+    sha256: str = ""  # the Hub reports the hash of large files; "" if unknown
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Source:
     def hub_files(self) -> tuple[SourceFile, ...]:
         """The weights that an instance can download from the Hub itself: all of them, or none.
 
-        All of them requires a public repository and a hash from the Hub for every file.
+        It can download them if the repository is public and the Hub reports a hash for every file.
         """
         return self.weights if self.is_public and all(file.sha256 for file in self.weights) else ()
 
@@ -191,7 +191,7 @@ def _shards(path: Path, sizes: dict[str, int], address: str) -> list[str]:
 
 
 def _check_tokenizer(data: dict[str, Any], shape: Model, address: str) -> int:
-    """Return the number of token ids. Reject anything but byte-level BPE, and more ids than embedding rows."""
+    """Return the number of token ids. Reject tokenizers other than byte-level BPE, and ids without an embedding row."""
     given = data.get("model")
     model: dict[str, Any] = given if isinstance(given, dict) else {}
     vocab, added = model.get("vocab"), data.get("added_tokens") or []

@@ -24,9 +24,9 @@ SOURCE = "dead-man"  # the `source` field of the dead-man's events, and the name
 PAUSES_S = (2.0, 15.0, 60.0)  # pause before each restart of the agent; if the last restart fails, the run has failed
 FORGET_S = 3600.0  # if the agent dies more than this long after its last restart, the restart count starts at 0 again
 GRACE_S = 60.0
-# Failed attempts to end billing before the pauses start to grow. Until then, retry quickly, because the limit is near.
+# Number of failed attempts to end billing before backoff starts. The first retries are fast, as the limit is near.
 QUICK_TRIES = 20
-# Seconds to wait after the provider accepts a request to end billing. If this process still runs then, try again.
+# Seconds to wait after the provider accepts a request to end billing. If this process is still running, try again.
 AGAIN_S = 20.0
 LAST_PUSH_S = 600.0
 
@@ -43,12 +43,12 @@ class DeadMan:
         self.folder, self.boot, self.world = folder, folder.boot, folder.world
         self.limits = Limits(folder)
         self.tick_s = min(1.0, self.boot.heartbeat_s)
-        self._alone_since = -1.0  # monotonic time when the agent was first seen dead; negative while it is alive
+        self._alone_since = -1.0  # monotonic time when the agent was first found dead; negative while it is alive
         # Number of restarts and boot-clock time of the last one, also saved to disk for a dead-man started later.
         self._restarts = [*self._read_numbers(names.RESTARTS), 0.0, 0.0][:2]
 
     def run(self) -> None:
-        # Number of consecutive failed requests to end billing. A request that was accepted is not a failure.
+        # Number of requests to end billing that have failed in a row. A request that was accepted is not a failure.
         failed = 0
         while True:
             try:

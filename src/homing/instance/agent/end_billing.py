@@ -53,7 +53,7 @@ def end_billing(folder: Folder, tries: int, tick: Callable[[], None]) -> str:
 def _ask(folder: Folder, tick: Callable[[], None]) -> str:
     """Run the command or send the request that ends billing; return "" on success, else the problem.
 
-    Only a 2xx status counts as success. "Not found" must be an error, because this code still runs on the instance."""
+    Only a 2xx status counts as success. "Not found" is an error, because this code is running on the instance."""
     end, world = folder.boot.end_billing, folder.world
     if end.kind == "command":
         until = world.monotonic() + END_TRY_S

@@ -54,7 +54,7 @@ class Agent:
         self._last_control: Optional[Control] = None
 
     def preempt(self, reason: str) -> None:
-        """Record a preemption, perhaps in a signal handler. The main loop reacts to the record within one tick."""
+        """Record a preemption; may run in a signal handler. The main loop reacts to the record within one tick."""
         if self.is_leaving:  # the command that ends billing is running, and it also terminates this process
             raise SystemExit(0)
         self.is_preempted, self.stop_reason = True, self.stop_reason or reason
@@ -428,5 +428,5 @@ class Agent:
 
 
 def _is_open(outcome: Outcome) -> bool:
-    """Return True for a stop that, according to the outcome, was neither requested nor a preemption."""
+    """Return True if, according to the outcome, the run stopped without a request and without a preemption."""
     return outcome.state == "stopped" and not outcome.is_final and not outcome.is_preempted

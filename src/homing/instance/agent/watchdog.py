@@ -158,7 +158,7 @@ class Watchdog(Limits):
         return f"The trainer is stuck: no step for {quiet_s:.0f} s, normally one every {usual_s:.1f} s."
 
     def begin(self) -> None:
-        """Reset progress tracking for a trainer that starts now. Ignore earlier steps; loading is not idle time."""
+        """Reset progress tracking for a trainer that starts now: ignore earlier steps and restart the idle timer."""
         self.read()
         self._first = None
         self._touch()

@@ -264,7 +264,7 @@ class HubStore:
         return CommitOperationAdd(path_in_repo=name, path_or_fileobj=source)
 
     def _still(self, path: str, temporary_files: Keys) -> str | bytes:
-        """Return the file's content in a form that cannot change between the SDK's hashing and its later reading."""
+        """Return the file's bytes, or a path whose content cannot change while the SDK hashes and uploads it."""
         if self._world.size(path) <= _IN_MEMORY:
             return self._world.read(path)
         if not path.endswith(_GROWING):

@@ -373,7 +373,7 @@ class VolumeStore:
         if kind == "absent":
             return _Gone(
                 what=what,
-                why=f"Modal has no such Volume, or it was deleted: {text_of(exc)}",
+                why=f"The Volume does not exist in Modal, or it was deleted: {text_of(exc)}",
                 fix=f"List the volumes: modal volume list   The next launch creates {self.address.volume}.",
             )
         fixes = {

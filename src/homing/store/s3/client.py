@@ -170,7 +170,7 @@ def is_absent(exc: BaseException) -> bool:
 def s3_error(
     exc: BaseException, address: S3Address, done: str, key: str = "", connection: Connection | None = None
 ) -> StoreError:
-    """Map an SDK exception to a StoreError; `done` completes "could not be ..."."""
+    """Map an SDK exception to a StoreError. `done` is the participle after "could not be", such as "written"."""
     code = code_of(exc)
     region = str(connection.client.meta.region_name) if connection else address.region
     facts = {

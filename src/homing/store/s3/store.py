@@ -167,7 +167,7 @@ class S3Store:
 
     def drop_cut(self, folder: str) -> int:
         with self._as_store_error("deleted", folder):
-            # With -inf, sweep aborts every upload, even one that seems to be from the future because clocks differ.
+            # With a limit of -inf, sweep aborts every upload, even one dated in the future because clocks differ.
             return transfer.sweep(self.connection, self.world, f"{folder}/", untouched_s=-math.inf)
 
     def create_if_absent(self, key: str, data: bytes) -> bool:
@@ -250,7 +250,7 @@ class S3Store:
         return head
 
     def _temporary_path(self, path: str, key: str, head: Any) -> str:
-        """Return a temporary path derived from the object, so that a later process can resume the download."""
+        """Return a temporary path specific to the object's version, so that a later process can resume the download."""
         version = f"{self.url} {key} {head['ETag']} {head['ContentLength']}"
         return f"{path}.part-{hashlib.sha256(version.encode()).hexdigest()[:8]}"
 

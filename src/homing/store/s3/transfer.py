@@ -29,7 +29,7 @@ PART_BYTES = 8 << 20
 _MOST_PARTS = 9_000  # S3 allows 10,000
 _STALE_S = 86_400.0
 _PIECE = 1 << 20
-_RETRIES = Retries(tries=5, first_s=0.5, longest_s=8.0)  # limits only consecutive tries that received no new bytes
+_RETRIES = Retries(tries=5, first_s=0.5, longest_s=8.0)  # applies only to consecutive tries that received no new bytes
 _NO_CHECKSUM = ("NotImplemented", "InvalidArgument", "InvalidRequest", "XNotImplemented")
 
 
