@@ -52,7 +52,7 @@ def _sets(number: int, kind: str, steps: int, folder: str, seed: int) -> list[st
 
 
 def _place(file: Path, kind: str) -> int:
-    """Return the index of this kind of phase in the run file; 0 if no phase names it."""
+    """Return the index of the first phase of this kind in the run file; 0 if there is none."""
     phases = read_source(file).data.get("phases") or []
     return next((number for number, phase in enumerate(phases) if (phase or {}).get("kind") == kind), 0)
 

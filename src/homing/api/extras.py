@@ -40,7 +40,8 @@ def need(extra: str, *, verb: str, where: str = "") -> None:
 def need_for_export(kind: str, *, verb: str) -> None:
     """Raise MissingExtra if this kind of export cannot be written or verified here.
 
-    Only its own packages are required: a GGUF needs no transformers, and an hf folder no gguf.
+    Only the packages for this kind are required: a GGUF export does not need transformers, and an hf export does not
+    need gguf.
     """
     if missing := _absent((*_LM, *_EXPORT[kind])):
         raise MissingExtra(verb, "export", missing)

@@ -1,4 +1,7 @@
-"""`homing.load(name)`: a trained model to generate, chat, score, evaluate and export with. `load` imports torch."""
+"""`homing.load(name)` returns a trained model, which can generate, chat, score, be evaluated and be exported.
+
+`load` imports torch; importing this module does not.
+"""
 
 from __future__ import annotations
 

@@ -8,8 +8,9 @@
     run.fetch()
     run.destroy()
 
-Each method calls what its verb calls. Nothing here prompts: where the command line asks a person, an argument must
-confirm (`confirm=True`, `force=True`), and without it a UsageError names the rate and the limit.
+Each method calls the same function as the verb of that name. Nothing here prompts: where the command line asks a
+person, an argument must confirm (`confirm=True`, `force=True`), and without it a UsageError names the rate and the
+limit.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Run:
 
     @property
     def config(self) -> Loaded:
-        """The run file, read and resolved now."""
+        """The run file, read and resolved anew on each access."""
         from homing.config.load import load_run
 
         return load_run(self.name, self.sets, is_smoke=self.is_smoke, is_for_prep=True)

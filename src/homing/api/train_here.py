@@ -1,4 +1,4 @@
-"""Train on this computer, with the same trainer as on a rented instance: what `homing train` does.
+"""Train on this computer, with the same trainer as on a rented instance. Implements `homing train`.
 
 run file -> run.json in a run directory under $HOMING_HOME -> `python -m homing.lm.train DIR` as a child -> its outcome
 
@@ -63,10 +63,10 @@ from homing.world import World
 
 __all__ = ["TrainedHere", "Write", "ended_as", "last_sample", "log_path", "newest_unfinished", "printing", "train_here"]
 
-Write = Callable[[bytes], bool]  # shows one line; returns False if the reader is gone, and is then not called again
+Write = Callable[[bytes], bool]  # shows one line; returns False once its reader is gone, and is then not called again
 
 _RUNS = "runs"
-_SPARE_BYTES = 4 * 2**20  # needed in addition to the tensors, for saving a checkpoint and for logs
+_SPARE_BYTES = 4 * 2**20  # disk space needed besides the tensors, for the rest of a checkpoint and for logs
 # Time to read what is still in the pipes after the trainer has ended. A process that it left behind may hold the
 # pipes open forever.
 _LAST_LINES_S = 5.0
@@ -165,7 +165,7 @@ def ended_as(run_dir: Path, outcome: Outcome, again: str, *, is_interrupted: boo
 
 
 def _launched(name: str) -> list[str]:
-    """Return a warning for each run of this name on a rented instance, which bills while another run trains here."""
+    """Return a warning for each run of this name on a rented instance, which is billing while a run trains here."""
     at_home = Home(home(), World())
     if not at_home.has_ledger:
         return []
@@ -202,7 +202,7 @@ def _missing(loaded: Loaded) -> Path:
 
 
 def _with_weights(loaded: Loaded, again: Callable[[], Loaded]) -> Loaded:
-    """Download public open weights. Prep leaves this to the machine that trains, which here is this computer."""
+    """Download public open weights. Prep leaves the download to the machine that trains: here, this computer."""
     source = loaded.source
     if source is None or all((source.metadata_dir / file.name).is_file() for file in source.files):
         return loaded
@@ -257,15 +257,16 @@ def _check_space(run: Run, run_dir: Path) -> None:
     raise UsageError(
         what=f"Not enough disk space for the checkpoints of {run.name}.",
         why=f"They may take {format_bytes(needed)} (one takes {sizes}); {there} has {format_bytes(free)} free.",
-        fix="Free some space, keep fewer checkpoints (--set checkpoint.keep_last=1), or use another homing home:"
-        " export HOMING_HOME=/elsewhere",
+        fix="Free some space, keep fewer checkpoints (--set checkpoint.keep_last=1), or use another homing home"
+        " directory: export HOMING_HOME=/elsewhere",
     )
 
 
 def _bytes_to_come(run: Run, run_dir: Path) -> int:
-    """Return the bytes still to be written: per phase the kept checkpoints, the best, and the one being written.
+    """Return the number of bytes still to be written.
 
-    Finished phases need nothing more.
+    Each phase needs room for the checkpoints it keeps, its best checkpoint, and the one being written. Phases that have
+    finished need no more room.
     """
     there = [len(list((run_dir / file_names.CHECKPOINTS / phase.kind).glob("step-*"))) for phase in run.phases]
     first = max((number for number, count in enumerate(there) if count), default=0)
@@ -290,7 +291,7 @@ def _refuse_if_busy(run_dir: Path) -> None:
                 raise _busy(run_dir) from exc
             time.sleep(0.1)
         except OSError:
-            return  # no lock: no trainer was ever there
+            return  # without a lock file, no trainer has ever run here
 
 
 def _busy(run_dir: Path) -> UsageError:
@@ -365,10 +366,10 @@ def _run_trainer(run_dir: Path, typed: str, out: Write | None, err: Write | None
         if child is not None:
             child.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
 
-    # A SIGHUP that was ignored at the start stays ignored: `nohup homing train`.
+    # A SIGHUP that was ignored at the start stays ignored, as with `nohup homing train`.
     numbers = _PASSED_ON if threading.current_thread() is threading.main_thread() else ()  # only that thread can
     forwarded = [each for each in numbers if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]
-    # set the handlers before the trainer starts, because only they can end it
+    # set the handlers before the trainer starts, because signals to this process reach it only through them
     before = {number: signal.signal(number, pass_on) for number in forwarded}
     try:
         child = subprocess.Popen(argv, stdout=pipe, stderr=pipe, env=env, start_new_session=True, pass_fds=[given_end])
@@ -442,7 +443,7 @@ def log_path(run_dir: Path) -> Path:
 
 @contextlib.contextmanager
 def printing(child: subprocess.Popen[bytes], run_dir: Path, *, out: Write | None, err: Write | None) -> Iterator[None]:
-    """Copy the trainer's output to its end. `out`, `err`: functions that show its lines; None: only log them."""
+    """Copy the trainer's output until it ends. `out`, `err`: functions that show its lines; None: only log them."""
     assert child.stdout is not None, "it must be opened with pipes"
     assert child.stderr is not None, "it must be opened with pipes"
     keeper = _Keeper(log_path(run_dir))

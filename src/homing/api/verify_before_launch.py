@@ -1,4 +1,4 @@
-"""Verify a run before any money is spent: what `homing verify` and `Run.verify()` do.
+"""Verify a run before any money is spent. Implements `homing verify` and `Run.verify()`.
 
 parameters by part, FLOPs -> memory on each GPU -> vocabulary, shards, tokens -> one forward and backward pass
 
@@ -144,8 +144,9 @@ def _memory(loaded: Loaded, found: Findings, show: Show) -> None:
     for fit in every:
         if chosen and fit.gpu.name == chosen.name and not fit.is_fitting:
             found.problems.append(
-                f"cloud.gpu is {chosen.name}, and training does not fit it: {format_bytes(fit.peak_bytes)} needed,"
-                f" {format_bytes(fit.usable_bytes)} available. Lower {fit.lower}."
+                f"cloud.gpu is {chosen.name}, and training does not fit in its memory:"
+                f" {format_bytes(fit.peak_bytes)} needed, {format_bytes(fit.usable_bytes)} available."
+                f" Lower {fit.lower}."
             )
 
 
@@ -187,7 +188,8 @@ def _data(loaded: Loaded, found: Findings, is_hashing: bool) -> None:
         more = f" and {len(unlisted) - 3} more" if len(unlisted) > 3 else ""
         notices.say(
             f"warning: training ignores {', '.join(unlisted[:3])}{more} in {prepared.dir}: its"
-            f" {file_names.MANIFEST} does not list them. `homing prep` makes shards from data.text."
+            f" {file_names.MANIFEST} does not list them. To train on other text, add it to data.text and"
+            " run `homing prep`."
         )
 
 
@@ -218,7 +220,7 @@ def _vocabulary(loaded: Loaded, tokenizer: Path) -> list[str]:
         wanted, there = loaded.run.model.vocab_size, tokenizer_vocab_size(tokenizer)
     except DataError as error:
         return [error.what]
-    is_match = there <= wanted if loaded.run.base else wanted == there  # open weights may have spare rows
+    is_match = there <= wanted if loaded.run.base else wanted == there  # open weights may have unused rows
     sizes = f"{wanted:,} in {loaded.file}, {there:,} in {tokenizer}"
     verdict = "they do not match" if not is_match else "they match" if wanted == there else "they fit"
     notices.say(f"Vocabulary: {sizes}: {verdict}.")
@@ -244,7 +246,7 @@ def _length(loaded: Loaded, found: Findings) -> None:
             }
         )
         if not phase.num_steps:
-            notices.say(f"Length: {phase.kind}, set in epochs; its tokens have not been counted yet.")
+            notices.say(f"Length: {phase.kind}, set in epochs; the number of tokens is not known yet.")
             continue
         read = "its data" if phase.data else "the text"
         passes = f", {epochs:.2f} passes over {read}" if epochs is not None else ""

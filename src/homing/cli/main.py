@@ -32,7 +32,8 @@ def main() -> None:
 
     if is_ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        # Unloading torch may take longer than the verb itself. All output is written by then, so let Ctrl-C end it.
+        # Unloading torch may take longer than the verb itself. All output is written by then, so let
+        # Ctrl-C end the process.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
     sys.exit(call(sys.argv[1:]))
 

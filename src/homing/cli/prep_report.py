@@ -229,7 +229,7 @@ def _range(shards: list[str]) -> str:
 
 
 def _short(folder: str) -> str:
-    """Return the folder relative to the working directory if it is inside it, else unchanged."""
+    """Return the path relative to the working directory if the folder is inside it; otherwise return it unchanged."""
     try:
         return str(Path(folder).relative_to(Path.cwd()))
     except ValueError:

@@ -289,7 +289,7 @@ def _by_value(wrong: str, typed: list[str], own: Collection[str]) -> str | None:
 
 
 def _value_of(option: str, typed: list[str]) -> str:
-    """Return the value of the option, or "": `--mode smoke`, `--mode=smoke`."""
+    """Return the value given to the option, as in `--mode smoke` or `--mode=smoke`; "" if none was given."""
     for place, word in enumerate(typed):
         name, equals, value = word.partition("=")
         if name == option:

@@ -1,4 +1,4 @@
-"""The one list of verbs, and the table that `homing --help` prints. Importing it loads no parser and no verb."""
+"""The list of all verbs, and the table that `homing --help` prints. Importing it loads no parser and no verb."""
 
 from __future__ import annotations
 

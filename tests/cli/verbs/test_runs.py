@@ -29,7 +29,7 @@ def test_a_home_without_launches_says_so_and_one_with_a_lost_ledger_names_its_ru
     cli: Homing, homing_home: Path
 ) -> None:
     for _ in range(2):  # the first call creates an owner and an empty ledger
-        assert f"No runs were launched from this homing home ({homing_home}" in cli("runs").err
+        assert f"No runs were launched from this homing home directory ({homing_home}" in cli("runs").err
     folder = homing_home / "runs/moss-20260101-120000-aaaa"
     folder.mkdir(parents=True)
     (folder / "launch.json").write_text("{}")

@@ -222,7 +222,7 @@ def test_the_2b_preset_on_24_gb_is_refused_with_need_room_and_setting(
     (folder / "a.txt").write_text("some text\n" * 400)
     assert homing(monkeypatch, "new", "big", "--from", "2b", "--text", "a.txt") == 0
     assert homing(monkeypatch, "verify", "big", "--no-run", "--set", "cloud.gpu=RTX4090") == 2
-    pattern = r"RTX4090, and training does not fit it: (.+) needed, (.+) available\. Lower (.+)\."
+    pattern = r"RTX4090, and training does not fit in its memory: (.+) needed, (.+) available\. Lower (.+)\."
     said = re.search(pattern, capsys.readouterr().err)
     assert said
     assert parse_bytes(said[1].replace(" ", "")) > 40e9

@@ -64,7 +64,7 @@ def part_of(take_bytes: int, text: Sequence[str], validation: Sequence[str]) -> 
     """Return the `take_bytes` to pass to `bring_files`; 0 if everything must be fetched.
 
     prep takes from each file in proportion to its share of all local text, so a partially fetched pattern would be
-    underrepresented next to other text or held-out text.
+    underrepresented relative to other text or held-out text.
     """
     return take_bytes if len(text) == 1 and not validation else 0
 

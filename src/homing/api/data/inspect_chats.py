@@ -1,4 +1,4 @@
-"""Check chat data, and show what a model would learn from it: what `homing data check` and `homing data show` do.
+"""Check chat data, and show what a model would learn from it. Implements `homing data check` and `homing data show`.
 
 check_chats   checks every line of the files or of a run: what is kept, cut or skipped, and why
 show_chat     returns one conversation as tokens, and marks those that are trained on

@@ -1,4 +1,4 @@
-"""Write a new run file, with its computed sizes, to ./runs: what `homing new` does.
+"""Write a new run file, with its computed sizes, to ./runs. Implements `homing new`.
 
 new_run("first", preset="tiny")                          from a preset; with `chat`, followed by an sft phase
 new_run("first", preset="hf:OWNER/NAME", chat=[...])     fine-tune open weights on conversations with adapters
@@ -38,7 +38,7 @@ __all__ = ["NewRun", "list_presets", "new_run", "preset_names", "size_line"]
 
 SIZES = "{sizes}"
 _PROMPT_WORDS = 3  # number of words of the text to use as the prompt for samples
-_MOST_PROMPT = 40  # characters; some scripts have no spaces between words
+_MOST_PROMPT = 40  # in characters, because some scripts have no spaces between words
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
 

@@ -121,7 +121,7 @@ def measure_chats(chats: list[str], vocab_size: int) -> Chats:
 
 
 def _sizes(chats: list[str]) -> Iterator[tuple[int, int]]:
-    """Yield turn and byte counts of each readable conversation. `data check` reports what is wrong with the others."""
+    """Yield the turn and byte counts of each readable conversation. `data check` explains why the others are not."""
     from homing.find_source_files import find_chat_files
     from homing.lm.data.chat.formats import to_messages, which_form
     from homing.lm.data.chat.messages import Fault
@@ -176,7 +176,7 @@ def _with_batch(body: str, batch_tokens: int, context: int) -> str:
 
 
 def _with_steps(body: str, run: Run, context: int, num_text_tokens: int) -> str:
-    """Return the run file with fewer steps, if the preset's number would repeat a short text too often."""
+    """Return the run file with fewer steps if the preset's step count would repeat a short text too many times."""
     steps = re.search(r"(?m)^    steps: (\d+).*$", body)
     batch = re.search(r"(?m)^    batch_tokens: (\d+)", body)
     if not steps or not batch or not num_text_tokens:
@@ -193,7 +193,7 @@ def _with_steps(body: str, run: Run, context: int, num_text_tokens: int) -> str:
 
 
 def _rows_of_sft(context: int, seen: Chats) -> int:
-    """Return the number of rows per step for about 200 steps: a power of two up to 32; 0 if the size is unknown."""
+    """Return the rows per step that result in about 200 steps: a power of two up to 32; 0 if the size is unknown."""
     if not seen.num_tokens:
         return 0
     rows = _EPOCHS * seen.num_tokens / context / _STEPS_WANTED

@@ -1,4 +1,4 @@
-"""Turn text into a tokenizer and token shards, and report the steps and epochs: what `homing prep` does.
+"""Turn text into a tokenizer and token shards, and report the steps and epochs. Implements `homing prep`.
 
   prep_run(run or text, ...)      the run file and the given settings -> Ordered
                                   -> download, tokenize, write shards -> the document that `homing prep --json` prints
@@ -154,7 +154,7 @@ def _prepare(ordered: Ordered, on_progress: OnProgress | None, is_verbose: bool)
 
 
 def _given(flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that were given. vocab_size becomes a number: messages show it as a --set option."""
+    """Return the settings that were given, with vocab_size as a number, because messages show it as a --set option."""
     found = {key: value for key, value in flags.items() if value not in (None, [])}
     if str(found.get("tokenizer.vocab_size", "")).isdecimal():
         found["tokenizer.vocab_size"] = int(found["tokenizer.vocab_size"])
@@ -226,7 +226,7 @@ def _order_from_run(
 
 
 def _size_of(path: str) -> int:
-    """Return the vocabulary size of a tokenizer that must exist."""
+    """Return the vocabulary size of the tokenizer at this path; raise DataError if there is none."""
     from homing.lm.tokenizer.write_files import read_facts
 
     file = Path(path)
@@ -315,7 +315,7 @@ def _num_merges(manifest: DataManifest) -> int | None:
     from homing.lm.tokenizer.train_bpe import MIN_VOCAB
 
     if manifest.settings.get("tokenizer_sha256"):
-        return manifest.settings.get("num_merges")  # an existing tokenizer: the count comes from its file
+        return manifest.settings.get("num_merges")  # an existing tokenizer: the number comes from its own file
     return manifest.vocab_size - MIN_VOCAB - len(manifest.specials)
 
 

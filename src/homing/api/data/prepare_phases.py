@@ -103,9 +103,9 @@ def bring_base(loaded: Loaded) -> dict[str, Any] | None:
 
 
 def take_tokenizer(loaded: Loaded) -> None:
-    """Copy the tokenizer of tokenizer.file or of the first phase's init_from checkpoint.
+    """Copy the tokenizer in tokenizer.file, or the one of the checkpoint in the first phase's init_from.
 
-    If neither is set, the tokenizer must already be in the data folder; otherwise raise DataError.
+    If neither key is set, the tokenizer must already be in the data folder; otherwise raise DataError.
     """
     target, found = loaded.prep.dir, loaded.prep.tokenizer or loaded.run.phases[0].init_from
     if found:
@@ -119,7 +119,7 @@ def take_tokenizer(loaded: Loaded) -> None:
 
 
 def write_turns_of(loaded: Loaded) -> None:
-    """Save the format of questions for rl phases, if the tokenizer's template is not homing's own."""
+    """For rl phases, save the text around a question in the chat template, unless the template is homing's own."""
     from homing.lm.data.chat.text_around_turns import write_turns
 
     has_tokenizer = (loaded.prep.dir / file_names.TOKENIZER).is_file()
@@ -141,7 +141,7 @@ def _copy_metadata(folder: Path, target: Path) -> None:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, target / name)
         else:
-            (target / name).unlink(missing_ok=True)  # a file left from another tokenizer would be used with this one
+            (target / name).unlink(missing_ok=True)  # left by another tokenizer, it would be used with this one
 
 
 def prepare_phases(
@@ -183,7 +183,7 @@ def _warn_of_length(fit: dict[str, Any], phase: str, most: int) -> None:
     if num <= (1 - MOST) * num_all:
         return
     needed = fit["context_for_most"]
-    # Use a power of two: batch_tokens must be a number of whole rows, and most likely it then still is.
+    # Suggest a power of two: batch_tokens must be a multiple of the context, and is most likely one then.
     better = 1 << (needed - 1).bit_length()
     advice = f"to fit them, set in the run file: model.context: {better}"
     if most and most <= fit["context"]:
@@ -270,7 +270,7 @@ def _teller(phase: str) -> Callable[[int, int], None]:
         nonlocal last_report
         if time.monotonic() - last_report >= _REPORT_EVERY_S:
             last_report = time.monotonic()
-            say(f"{phase}: processed {format_bytes(done)} of conversations; the total is {format_bytes(total)}")
+            say(f"{phase}: processed {format_bytes(done)} of {format_bytes(total)} of conversations")
 
     return report_progress
 

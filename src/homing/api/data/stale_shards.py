@@ -1,4 +1,4 @@
-"""Refuse shards that were made from other text, or with other settings, than those in the run file now.
+"""Refuse shards that do not match the text and the settings in the current run file.
 
 run file + manifest.json of each data folder -> the first difference -> DataError with the command that fixes it
 
@@ -90,7 +90,10 @@ def _of_store(settings: dict[str, Any], text: list[str], validation: list[str]) 
     for key, now in (("text", text), ("validation", validation)):
         far, then = ([path for path in paths if is_in_store(path)] for paths in (now, named.get(key, [])))
         if list(far) != list(then):
-            return f"in a store, data.{key} names {', '.join(far) or 'none'} now and {', '.join(then) or 'none'} then"
+            return (
+                f"data.{key} names the store addresses {', '.join(far) or 'none'}; when the shards were"
+                f" made, they were {', '.join(then) or 'none'}"
+            )
     return ""
 
 
@@ -126,4 +129,4 @@ def _stamps(path: Path) -> list[list[Any]]:
     try:
         return list(json.loads(path.read_bytes())["stamps"])
     except (OSError, ValueError, KeyError, TypeError):
-        return []  # no stamps recorded, so every file is hashed
+        return []  # no file stamps were recorded, so every file is hashed

@@ -1,6 +1,7 @@
-"""Find the local folder with an adapter's base weights, which the user or the run names.
+"""Find the local folder that contains an adapter's base weights, downloading them from the Hub if necessary.
 
-The loader itself finds base weights in local folders. This module also fetches them from the Hub, through the cache.
+The user or the run names the base weights. The loader finds those in local folders by itself; those on the Hub are
+looked up here, and downloaded through the cache.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ __all__ = ["find_base"]
 
 
 def find_base(folder: Path, given: str) -> Path | None:
-    """Return the folder of the base weights; None if `folder` has no adapter, or the loader finds its base itself."""
+    """Return the folder of the base weights; None if `folder` has no adapter, or if the loader finds the base."""
     if given:
         return _bring(given)
     try:

@@ -57,7 +57,7 @@ _RUN_ID = r"{name}-\d{{8}}-\d{{6}}(-\w+)?"
 @dataclass(frozen=True)
 class Chosen:
     folder: Path
-    why: str = ""  # why it is not the last checkpoint, if the user did not choose it
+    why: str = ""  # why the last checkpoint was not chosen; "" if it was, or if the user chose
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,10 @@ def _that_run(name: str, wanted: str, found: list[_Models]) -> list[_Models]:
 
 
 def _models_called(name: str) -> list[_Models]:
-    """Return the local models of each run with that name or id: weights not from homing, then the newest run first."""
+    """Return the local models of each run with that name or id, newest run first.
+
+    Weights that homing did not produce come before all runs.
+    """
     runs = [each for each in _runs_called(name) if _is_model(each) and _stranger(name, each.name) is None]
     run_dirs = {each.name: each for each in runs}
     by_run: dict[str, list[Path]] = {run_id: [] for run_id in run_dirs}
@@ -329,7 +332,7 @@ def _models_called(name: str) -> list[_Models]:
 
 
 def _stranger(name: str, run_id: str) -> Path | None:
-    """Return the other folder where the run was started, if a run file here merely has the same name; else None."""
+    """If the run was started in another folder but has the name of a run file here, return that folder; else None."""
     other_folder = begun_elsewhere(run_id) if run_id != name else None
     return other_folder if other_folder is not None and file_called(name) is not None else None
 
@@ -352,7 +355,10 @@ def _is_of(name: str, folder: Path) -> bool:
 
 
 def _how_far(model: Path) -> int:
-    """Return the index of the last trained phase. Weights not from homing rank highest: the user put them there."""
+    """Return the index of the last trained phase.
+
+    Weights that homing did not produce count as later than any phase, because the user put them there on purpose.
+    """
     phase = _phase_of(model) if _is_checkpoint(model) else _last_phase(model)
     return PHASES.index(phase) if phase in PHASES else len(PHASES)
 
@@ -464,7 +470,7 @@ def _is_run_dir(path: Path) -> bool:
 
 
 def choose_in_run(run_dir: Path, checkpoint: str | None = None, phase: str | None = None) -> Chosen:
-    """Return the checkpoint in a run directory that verbs use."""
+    """Choose the checkpoint in a run directory: the requested one, or the one that verbs use by default."""
     checkpoints = run_dir / file_names.CHECKPOINTS
     by_phase = {p: _steps(checkpoints / p) for p in PHASES if _steps(checkpoints / p)}
     chosen = phase or _last_phase(run_dir)
@@ -489,7 +495,7 @@ def choose_in_run(run_dir: Path, checkpoint: str | None = None, phase: str | Non
 def _why(phase_dir: Path, step: int, steps: list[int]) -> str:
     best = _read_pointer(phase_dir / file_names.BEST)
     if best is None or best.step != step:
-        return ""  # chosen by LATEST, because any later checkpoint is incomplete
+        return ""  # chosen by LATEST; any later checkpoint is incomplete
     value = "" if best.val_loss is None else f" {best.val_loss:.4f}"
     return (
         f"{phase_dir.name} step {step:,}: best of {len(steps)}, by {figure_of(phase_dir.name)}{value};"

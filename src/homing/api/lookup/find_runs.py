@@ -65,7 +65,7 @@ __all__ = [
 
 
 def find_finished(home: Home, typed: str | None) -> RunRow | Trained:
-    """Return the newest finished run of a name, by the rule of find_model; if there is none, use `find_any`."""
+    """Return the newest finished run with this name, by the same rule as find_model, or else what `find_any` finds."""
     typed = _by_id(home, typed)
     name = _name(home, typed, _file(typed))
     if typed is None or name is None or home.ledger.run(typed) is not None:
@@ -93,7 +93,7 @@ def find_finished(home: Home, typed: str | None) -> RunRow | Trained:
 def find_any(home: Home, typed: str | None, *, changes: str = "") -> RunRow | Trained:
     """Return a launched run, or a run of `homing train` if that one is live or newer.
 
-    A launched run that is live, bills or may resume comes first, because it costs money.
+    A launched run that is live, is billing or may resume comes first, because it costs money.
     """
     typed = _by_id(home, typed)
     is_id = typed is not None and home.ledger.run(typed) is not None
@@ -124,7 +124,10 @@ def find_any(home: Home, typed: str | None, *, changes: str = "") -> RunRow | Tr
 
 
 def find_run(home: Home, typed: str | None, *, brings: str = "", changes: str = "") -> RunRow:
-    """Find a launched run. `brings` or `changes` is the caller's command, with {} for the run: "destroy {}"."""
+    """Find a launched run.
+
+    `brings` or `changes`: the command that the caller runs, with {} in place of the run, as in "destroy {}".
+    """
     typed = _by_id(home, typed)
     if typed is not None and (named := home.ledger.run(typed)) is not None:
         return named
@@ -164,7 +167,7 @@ def _by_id(home: Home, typed: str | None) -> str | None:
 
 
 def name_here(row: RunRow) -> str:
-    """Return what the user types in this folder for this run: its name, or its id if the name means another run."""
+    """Return the name that selects this run in the current folder, or its id if it was started in another folder."""
     return row.id if begun_elsewhere(row.id) is not None else row.name
 
 
@@ -243,7 +246,7 @@ def _check_lost(home: Home, typed: str | None, name: str | None, file: Path | No
     store = ""
     if file is not None and file.is_file():
         with contextlib.suppress(HomingError):  # an unreadable run file cannot name its store
-            from homing.config.load import load_run  # imports the schema, which no other path here needs
+            from homing.config.load import load_run  # imported here, because only this path needs the schema
 
             store = load_run(str(file)).run.store
     words = dict.fromkeys([name or "", typed or name or ""])
@@ -323,7 +326,7 @@ def still_running() -> list[str]:
     home = Home(home_path(), World())
     try:
         live = home.ledger.live_runs()
-    except HomingError:  # `last_word` reports it after the verb
+    except HomingError:  # `last_word` reports this error after the verb
         return []
     return [
         f"{row.name} is still running, as far as is known. Watch it: homing watch {name_here(row)}"
@@ -333,7 +336,7 @@ def still_running() -> list[str]:
 
 
 def meet_host(home: Home, run: Run, agrees: Callable[[HostKeyUnknown], bool] | None = None) -> None:
-    """On first contact with an ssh host, pin its key if `agrees` says that the fingerprint is right.
+    """On first contact with an ssh host, pin its key if `agrees` confirms the fingerprint.
 
     Without `agrees`, or if it returns False, raise HostKeyUnknown.
     """

@@ -47,9 +47,9 @@ T = TypeVar("T")
 
 # Locked by `homing train` while it runs, because the trainer takes its own lock only after torch is loaded.
 STARTED = "train.json"
-ENDING_S = 10.0  # maximum time between the trainer's writing of the outcome and its exit
+ENDING_S = 10.0  # maximum time from when the trainer writes its outcome until it exits
 _LOOK_S, _PAUSE_S = 1.0, 0.05
-_END_BYTES = 1 << 16  # longer than any line of metrics
+_END_BYTES = 1 << 16  # more than any line of metrics has
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Trained:
 
     @property
     def where(self) -> str:
-        """The progress reported so far. The first metrics are written only after some steps."""
+        """The progress that the trainer has reported. It writes its first metrics only after some steps."""
         if self.steps:
             return f"{self.phase} step {self.steps}"
         return "before its first metrics" if self.step is None else "before its first step"
@@ -118,7 +118,7 @@ def hold(run_dir: Path, again: str, world: World) -> bool:
 
     Return False if another process holds the lock.
     """
-    # A reader holds the lock for a moment, and the previous trainer may still be writing its last lines.
+    # Be patient: a reader may hold the lock for a moment, and the previous trainer may still be writing its last lines.
     path, patience_s = run_dir / STARTED, ENDING_S if world.exists(run_dir / file_names.OUTCOME) else _LOOK_S
     deadline = world.monotonic() + patience_s
     while not world.lock(path):
@@ -129,7 +129,7 @@ def hold(run_dir: Path, again: str, world: World) -> bool:
     # written from now on belong to this attempt.
     world.remove(run_dir / file_names.OUTCOME)
     world.remove(run_dir / file_names.CONTROL)
-    # Written in place, because the file is locked.
+    # Written in place, not replaced, because the lock is on this file.
     path.write_text(json.dumps({"schema": "homing.started/1", "again": again}), encoding="utf-8")
     if not world.exists(run_dir / file_names.TRAINER_LOCK):
         world.append(run_dir / file_names.TRAINER_LOCK, b"")  # marks the run as trained here
@@ -144,7 +144,8 @@ def is_limit(outcome: Outcome) -> bool:
 def _look_at(home: Home, run_id: str, began_at: float) -> Trained:
     folder = home.run_dir(run_id)
     run, outcome = _read(home, folder / file_names.RUN, Run), _read(home, folder / file_names.OUTCOME, Outcome)
-    # A running trainer has no outcome yet. If there is one, do not probe the lock, which a starting trainer needs.
+    # A running trainer has no outcome yet. If there is an outcome, do not probe the lock, because a trainer that is
+    # starting needs it.
     state = outcome.state if outcome is not None else "training" if _is_at_work(folder) else "unfinished"
     steps = {phase.kind: phase.num_steps for phase in run.phases} if run is not None else {}
     phase, step = (outcome.phase, outcome.step) if outcome is not None else _last_line(home, folder)
@@ -171,7 +172,7 @@ def _exit_code(state: str, outcome: Outcome | None) -> int:
 
 
 def _again(home: Home, folder: Path) -> str:
-    """Return the command that resumes the run; "" if an older homing version, or only the trainer, started it."""
+    """Return the command that resumes the run; "" if an older homing version or the trainer alone started it."""
     try:
         return str(json.loads(home.world.read(folder / STARTED))["again"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -221,7 +222,7 @@ _NO_WORD = "no trainer is running, and the last one left no error message."
 
 
 def watch_here(home: Home, run: Trained, *, every_s: float) -> Iterator[Report]:
-    """Yield reports of the run. The last one, `end`, is sent when no trainer is running any more."""
+    """Yield reports of the run. The last one, of kind `end`, follows once no trainer is running any more."""
     check_interval(every_s)
     feed, last, due = EventFeed(store_here(home), run.run), "", home.world.monotonic()
     is_first = True
@@ -275,7 +276,7 @@ def newest_saved(home: Home, run: Trained) -> str:
 def log_of(
     home: Home, run: Trained, program: str, *, is_following: bool, notify: Callable[[str], None]
 ) -> Iterator[str]:
-    """Yield the lines of the trainer's log; a local run has no other program."""
+    """Yield the lines of the trainer's log, which is the only log of a local run."""
     check_program(program, run.run)
     if program != "trainer":
         raise UsageError(

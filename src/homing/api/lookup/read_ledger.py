@@ -1,6 +1,6 @@
 """Every instance ever requested, with its cost: what `homing ledger` shows.
 
-refresh -> the newest lines and every one that may bill -> the spend of each -> Costs, with the providers' own figures
+refresh -> the newest lines and those that may be billing -> the spend of each -> Costs, with the providers' own figures
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from homing.cloud.reconcile.run_status import dump_line
 
 __all__ = ["Costs", "read_ledger"]
 
-_EVERY = 1 << 62  # as many rows as SQLite can number
+_EVERY = 1 << 62  # as a row limit: includes every row
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Ledger lines, oldest first, and the cost of all lines of the same runs."""
+    """The ledger lines to show, oldest first, and the costs of all lines of their runs, including hidden lines."""
 
     lines: list[LedgerLine]
     spends: dict[str, Decimal]  # by mark
     hidden: dict[Decimal, int]  # amount -> number of closed lines with that amount that are not in `lines`
     is_at_most: bool
-    bills: list[Bill]  # for the lines whose cost a provider has reported
+    bills: list[Bill]  # only for lines whose cost a provider has reported
     problems: list[str]
 
     @property
@@ -59,7 +59,7 @@ class Costs:
 
 
 def read_ledger(run: str | None = None, *, last: int = 50, is_all: bool = False, home: Home | None = None) -> Costs:
-    """Update the ledger from the providers; return the newest `last` rows, and each row whose instance may bill.
+    """Update the ledger from the providers; return the newest `last` rows, and those that may be billing.
 
     `run`: an id, or a name, which means every run of that name; None: all runs. `is_all`: return all rows.
     """
@@ -74,7 +74,7 @@ def read_ledger(run: str | None = None, *, last: int = 50, is_all: bool = False,
 
 
 def _lines(home: Home, run: str | None, last: int | None) -> tuple[list[LedgerLine], Receipts]:
-    """Return the lines to show, oldest first, and the cost of all closed lines of the same runs."""
+    """Return the lines to show, oldest first, and the costs of all closed lines of their runs, shown or not."""
     most = _EVERY if last is None else last
     if run is None:
         receipts = home.ledger.receipts()  # first, so that a line closed between the two queries is not counted twice
@@ -85,7 +85,7 @@ def _lines(home: Home, run: str | None, last: int | None) -> tuple[list[LedgerLi
         closed = [line for line in lines if line.destroyed_at is not None or line.created_at is None]
         is_at_most = any(line.is_at_most for line in lines)
         return lines, Receipts(Counter(line.spend_usd for line in closed), is_at_most)
-    # A name means every run of that name: a total without the earlier ones would be wrong.
+    # A name means every run of that name, because a total without the earlier runs would be wrong.
     receipts = home.ledger.receipts(row.name)
     return home.ledger.last_lines(most, row.name), receipts
 

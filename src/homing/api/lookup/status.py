@@ -43,7 +43,7 @@ class Seen:
     rows: list[tuple[str, str]]  # label and text, for display
     problems: list[str]
     next_words: str  # the next commands; "" if nothing is left to do
-    is_over: bool  # the run has ended, and nothing bills
+    is_over: bool  # the run has ended, and nothing is billing
 
 
 def run_status(run: str | None = None, *, every_s: float | None = None, home: Home | None = None) -> Iterator[Seen]:
@@ -154,7 +154,7 @@ def _last_log_line(home: Home, line: LedgerLine) -> str:
 
 
 def _ssh_line(home: Home, status: Status) -> str:
-    """Return an ssh command ready to paste; "" if nothing runs, or the provider has no SSH."""
+    """Return an ssh command ready to paste; "" if no instance is running, or the provider does not offer SSH."""
     try:
         return shlex.join(find_login(home, status.run).shell()) if status.is_billing else ""
     except HomingError:

@@ -1,4 +1,4 @@
-"""Chat with a trained model, without the terminal: what `homing chat` and `Model.chat` do.
+"""Chat with a trained model, without the terminal. Implements `homing chat` and `Model.chat`.
 
 A model trained on conversations is prompted in turns, formatted by the chat template in its folder, and remembers them.
 A base model only completes text, one line at a time.

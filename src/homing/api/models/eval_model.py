@@ -1,4 +1,4 @@
-"""Measure a model, with confidence intervals, or compare two models: what `homing eval` and `Model.eval` do.
+"""Measure a model, with confidence intervals, or compare two models. Implements `homing eval` and `Model.eval`.
 
 open and check sets -> load model -> measure each set -> document, report -> the same for B, then compare
 """

@@ -1,4 +1,4 @@
-"""Write a trained model in a format for other tools, and verify the result: what `homing export` does."""
+"""Write a trained model in a format for other tools, and verify the result. Implements `homing export`."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def write_export(
     base: str = "",
     force: bool = False,
 ) -> Made:
-    """Write the model in this folder."""
+    """Export the model in `folder` to `out`."""
     from homing.lm.export import Facts, Order, export
 
     run = _run_of(folder)

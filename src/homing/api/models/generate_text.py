@@ -1,4 +1,4 @@
-"""Complete a prompt with a trained model: what `homing generate` and `Model.generate` do."""
+"""Complete a prompt with a trained model. Implements `homing generate` and `Model.generate`."""
 
 from __future__ import annotations
 

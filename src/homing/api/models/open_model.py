@@ -1,4 +1,4 @@
-"""Load a trained model by the name of its run or by its folder: `homing.load`, and the verbs that use a model."""
+"""Load a trained model by its run or folder, for `homing.load` and for the verbs that use a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publish an export on the Hugging Face Hub, private by default: what `homing publish` does."""
+"""Publish an export on the Hugging Face Hub, private by default. Implements `homing publish`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def publish_model(
     """
     need("hub", verb="publish")
     address = _address(to)
-    # Check the token first: an export takes minutes, and a token without write access is found in a second.
+    # Check the token first, because an export takes minutes, but missing write access is detected within a second.
     looked = look(address, World())
     folder = _export_of(run, licence, base)
     if looked.files and not agrees(_question(looked, address)):

@@ -1,4 +1,4 @@
-"""Serve a trained model through an OpenAI-compatible API and a chat page: what `homing serve` does."""
+"""Serve a trained model through an OpenAI-compatible API and a chat page. Implements `homing serve`."""
 
 from __future__ import annotations
 

@@ -53,11 +53,11 @@ __all__ = ["Board"]
 TICK_S = 1.0
 _UNSEEN_S = 5.0  # while no page is open
 _LOOK_S = 5.0  # for a live run
-_MONEY_S = 10.0  # while something is live or bills and a page is open
+_MONEY_S = 10.0  # while a page is open and a run is live or anything is billing
 _IDLE_S = 60.0
 _STALE_S = 2 * (_IDLE_S + ASK_S)
-_MOST_ENDED = 30  # ended runs; all others are always shown
-_MOST_AT_ONCE = 8  # maximum number of stores read at once, not counting stores silent for ASK_S
+_MOST_ENDED = 30  # maximum number of ended runs to show; all other runs are always shown
+_MOST_AT_ONCE = 8  # maximum number of stores read at once, not counting those silent for ASK_S seconds
 _log = logging.getLogger(__name__)
 
 
@@ -83,18 +83,18 @@ class Board:
     def __init__(self, path: Path) -> None:
         self._path, self._world = path, World()
         self._home = Home(path, self._world)
-        self._asker = Home(path, World())  # used by one thread only: it remembers the last meter readings
+        self._asker = Home(path, World())  # for one thread only, because it remembers the last meter readings
         self._mask = Mask(self._world.environment())
         self._feed = Feed()
         self._ending = threading.Event()
         self._lock = threading.Lock()  # guards the two fields below
         self._num_viewers = 0
-        self._followed: dict[str, tuple[Following, int]] = {}  # run id -> (following, number of viewers)
+        self._followed: dict[str, tuple[Following, int]] = {}  # run id -> (its Following, number of viewers)
         self._looks: dict[str, _Look] = {}
         self._plans: dict[str, Planned] = {}  # by mark
         self._money = _Money()
         self._receipts: tuple[tuple[int, frozenset[str]], Receipts] | None = None
-        self._is_busy = False  # whether something is live or bills
+        self._is_busy = False  # whether a run is live or anything is billing
 
     # --- for the web ---
 
@@ -136,7 +136,7 @@ class Board:
                     following.leave()
 
     def _find(self, run_id: str) -> RunRow | Trained:
-        """Return the run with exactly this id. The text comes from a URL, so it is never used as a path."""
+        """Return the run with exactly this id. The id comes from a URL, so it is never used as a path."""
         here = (each for each in trained_here(self._home, self._home.ledger.run_ids()) if each.run == run_id)
         run = self._home.ledger.run(run_id) or next(here, None)
         if run is None:
@@ -226,7 +226,7 @@ class Board:
         return self._home.ledger.unfinished_runs(_MOST_ENDED)
 
     def _total(self, open_: list[LedgerLine], now: float) -> str:
-        """Return the total over all ledger lines."""
+        """Return the total cost of all ledger lines; "" if there are none."""
         # Receipts do not change, so they are summed again only when a line was written, closed or reopened.
         key = self._home.ledger.num_lines(), frozenset(line.mark for line in open_)
         if self._receipts is None or self._receipts[0] != key:
@@ -314,7 +314,7 @@ class Board:
 
 
 def _stale(money: _Money, now: float) -> list[str]:
-    """Warn if the last answer is too old to describe the present: a provider hangs, or this computer slept."""
+    """Warn if the providers' last answer is out of date, because one of them hangs or this computer was asleep."""
     if money.asked_at is None or now - money.asked_at < _STALE_S:
         return []
     return [f"The providers have not responded since {format_moment(money.asked_at)}."]
@@ -329,7 +329,7 @@ def _cells(row: list[str]) -> dict[str, Any]:
 
 
 def _line_here(run: Trained) -> str:
-    """Return a live run's progress if it has no steps to show yet, else the reason why the run ended."""
+    """Return a live run's progress until it has steps to show; for a run that is not live, the reason why it ended."""
     return run.where if run.is_live and not run.steps else run.reason
 
 

@@ -44,14 +44,14 @@ from homing.world import World
 
 __all__ = ["Following", "Remembering", "commands_in", "plan_of", "remember"]
 
-POLL_S = 2.0  # or half the store's push interval, so that changes appear soon without needless requests
-_ENDED_S = 60.0  # for an ended rented run, because each read costs requests and only a resume changes the data
+POLL_S = 2.0  # or half the store's push interval if that is longer: changes appear soon, without needless requests
+_ENDED_S = 60.0  # for a rented run that has ended: each read costs requests, and only a resume changes the data
 _STATUS_S = 10.0
 _REPORT_S = 60.0
 _MOST_LOG = 400  # lines
 _MOST_EVENTS = 300
 _MOST_SAMPLES = 40
-_MOST_POINTS = 8000  # per curve; more points do not look better and make the page slow
+_MOST_POINTS = 8000  # maximum per curve; more points would not look better and would slow down the page
 _log = logging.getLogger(__name__)
 
 
@@ -232,7 +232,7 @@ class Following:
 
 
 def plan_of(known: dict[str, Planned], home: Home, run: RunRow, mark: str) -> Planned | None:
-    """Return the plan of the run, computed once per mark.
+    """Return the plan of the run, computed only once for each mark.
 
     While a launch tries one offer after another, the plan in the run documents is temporary and is not cached.
     """
@@ -255,7 +255,10 @@ def commands_in(words: str) -> list[dict[str, str]]:
 
 
 def _point(metric: Metric, lines: Sequence[LedgerLine]) -> list[Any]:
-    """Return a metric as a compact list, as there may be thousands: phase, step, t, and figures in page.js order."""
+    """Return one line of metrics as a compact list, because there may be thousands of lines.
+
+    The list has the phase, the step, the time, and the figures in the order that page.js expects.
+    """
     learned = metric.more.get("reward") if metric.phase == BY_REWARD else metric.loss
     figures = [learned, metric.val_loss, metric.tokens_per_s, metric.mfu, metric.memory_bytes, metric.lr]
     usd = _spent_at(lines, metric.t) if lines else None
@@ -263,7 +266,7 @@ def _point(metric: Metric, lines: Sequence[LedgerLine]) -> list[Any]:
 
 
 def _spent_at(lines: Sequence[LedgerLine], t: float) -> float:
-    """Return our own estimate of the spend at a past moment; provider figures that came later are not used."""
+    """Return our own estimate of the spend as of a past time, ignoring provider figures that arrived later."""
     spent = Decimal(0)
     for line in lines:
         if line.created_at is not None:
@@ -273,7 +276,7 @@ def _spent_at(lines: Sequence[LedgerLine], t: float) -> float:
 
 
 def _is_behind(point: list[Any], other: list[Any]) -> bool:
-    """Return True if `point` is a later step than `other` in the same phase (the trainer went back), or the same."""
+    """Return True if `point` repeats `other` or is a later step of the same phase, because the trainer went back."""
     return point[0] == other[0] and (point[1] > other[1] or point[:3] == other[:3])
 
 
@@ -289,7 +292,7 @@ def remember(store: Store, world: World, prefix: str) -> Remembering:
 
 
 class Remembering:
-    """Caching view of everything below `prefix`. Each call to `look_again` makes the next read list it anew."""
+    """Caching view of everything below `prefix`. After each call to `look_again`, the next read lists it again."""
 
     def __init__(self, store: Store, world: World, prefix: str) -> None:
         self.url, self._store, self._world, self._prefix = store.url, store, world, prefix

@@ -1,4 +1,4 @@
-"""The dashboard as a server on this computer: what `homing dashboard` does. Read-only."""
+"""The dashboard as a server on this computer. Implements `homing dashboard`. Read-only."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from homing.redact import hide_secrets, looks_like_secret_key
 
 __all__ = ["MOST_KEY_LINES", "Mask", "MaskLines"]
 
-MOST_KEY_LINES = 200  # lines to mask if the end of a private key is missing; usual keys are shorter
+MOST_KEY_LINES = 200  # number of lines to mask if the end of a private key is missing; most keys are shorter
 _HIDDEN = "***"
 _MIN_LETTERS = 8  # shorter values are ordinary words, and masking them would damage normal text
 _BEGIN, _END, _KEY = "-----BEGIN ", "-----END ", "PRIVATE KEY"
@@ -24,7 +24,7 @@ class Mask:
         self._known = sorted((value for value in known if len(value) >= _MIN_LETTERS), key=len, reverse=True)
 
     def __call__(self, value: Any) -> Any:
-        """Return the value with this computer's secrets masked, and everything that looks like a secret."""
+        """Return the value with secrets masked: those of this computer, and everything that looks like a secret."""
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, dict):
@@ -40,10 +40,10 @@ class Mask:
 
 
 class MaskLines:
-    """Masks the lines of one log as they are read. A private key spans many lines, perhaps across several reads."""
+    """Masks secrets in the lines of one log as they are read. A private key may span several reads."""
 
     def __init__(self, mask: Mask) -> None:
-        self._mask, self._num_left = mask, 0  # remaining lines of a key
+        self._mask, self._num_left = mask, 0  # number of lines of a private key still to mask
 
     def __call__(self, lines: Sequence[str]) -> list[str]:
         return [self._line(line) for line in lines]

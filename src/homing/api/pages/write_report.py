@@ -1,4 +1,4 @@
-"""Write a one-page report about a run: what `homing report` and `Run.report()` do."""
+"""Write a one-page report about a run. Implements `homing report` and `Run.report()`."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _again(found: RunRow | Trained, name: str) -> str:
 
 
 def _check_target(out: Path | None, for_maintainers: bool) -> None:
-    """Before reading anything, refuse an unknown file format, or to overwrite a file that is not a homing report."""
+    """Before reading anything, refuse to write an unknown file format, or over a file that is not a homing report."""
     if out is None:
         return
     if out.suffix not in _SUFFIXES:

@@ -1,4 +1,4 @@
-"""Take over a run from another machine: what `homing adopt` does.
+"""Take over a run from another machine. Implements `homing adopt`.
 
 list_stored(store)            every run with a record in the store, and its owner
 adopt_run(store, run, ...)    proposal -> confirmation that names the cost -> lease, ledger, documents -> Adopted
@@ -44,7 +44,7 @@ class Adopted:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run's record in a store, and which home owns the run."""
+    """A run's record in a store, with the lease that names the homing home directory that owns the run."""
 
     record: RunRecord
     lease: Lease | None
@@ -95,7 +95,7 @@ def list_stored(store: str, *, home: Home | None = None) -> StoredRuns:
 
 
 def adopt_run(store: str, run: str, *, agrees: Agrees = refuse, home: Home | None = None) -> Adopted | None:
-    """Take over a run, by its id or name: its lease, instances, spend and run documents. None if `agrees` says no."""
+    """Take over a run, by its id or name: its lease, instances, spend and run documents. None if `agrees` declines."""
     with open_home(home) as opened:
         source = open_store(store, opened.world, create=False)
         proposal = propose(source, run, opened)

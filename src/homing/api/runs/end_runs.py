@@ -1,4 +1,4 @@
-"""End billing, confirmed by the provider: what `homing destroy` and `Run.destroy()` do.
+"""End billing, confirmed by the provider. Implements `homing destroy` and `Run.destroy()`.
 
 find the runs, instances or resources that each argument means -> ask if something would be lost -> destroy -> Ended
 
@@ -65,7 +65,7 @@ def destroy(
     agrees: Agrees = refuse,
     home: Home | None = None,
 ) -> Ended | None:
-    """Destroy the instances of a run, one instance, one resource, or everything. Return None if `agrees` says no.
+    """Destroy the instances of a run, one instance, one resource, or everything. None if `agrees` declines.
 
     `kept`: with `is_all`, also volumes marked to be kept. `stored`: also what the runs pushed to their stores.
     `same_account`: the current API key belongs to the account that rented the instance. `agrees` is called before
@@ -148,7 +148,7 @@ def _runs_with_instances(home: Home) -> list[RunRow]:
 
 
 def destroy_runs(home: Home, rows: list[RunRow], is_all: bool) -> list[Destroyed]:
-    """Destroy every run, even if another one fails; the first StillBilling is raised at the end."""
+    """Destroy all runs, even if destroying one of them fails. The first StillBilling is raised at the end."""
     done, failed = list[Destroyed](), None
     if is_all:
         try:
@@ -200,7 +200,8 @@ def find_resources(home: Home, word: str) -> list[Finding]:
     found = [each for each in seen.findings if each.resource is not None and word in ids_of(each.id, each.mark)]
     if not found and seen.is_blind:
         raise StillBilling(
-            what=f"No run {word!r} found, and homing could not check whether {word!r} is a volume that is billing.",
+            what=f"No run {word!r} found, and homing could not check whether {word!r} is a volume"
+            " you are still being charged for.",
             why="\n".join(seen.problems),
             fix=f"homing destroy {shlex.quote(word)}   once its provider responds",
         )
@@ -215,7 +216,10 @@ def find_resources(home: Home, word: str) -> list[Finding]:
 
 
 def destroy_named(home: Home, things: list[Finding], agrees: Agrees) -> Ended:
-    """Destroy resources by their id, asking about kept ones. The result has an error if one still exists."""
+    """Destroy resources by their id, but ask first about any that is marked to be kept.
+
+    If a resource still exists afterwards, the result has an error.
+    """
     agreed = [each for each in things if _agrees(each, agrees)]
     stuck = [each for each in agreed if not _is_ended(home, each)]
     left = [each for each in things if each not in agreed or each in stuck]

@@ -1,4 +1,4 @@
-"""Fetch a model from the store to models/NAME, verified by hash: what `homing fetch` and `Run.fetch()` do."""
+"""Fetch a model from the store to models/NAME, verified by hash. Implements `homing fetch` and `Run.fetch()`."""
 
 from __future__ import annotations
 

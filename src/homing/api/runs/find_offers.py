@@ -1,4 +1,4 @@
-"""List what every provider would rent out now, lowest rate first: what `homing offers` and `homing.offers()` do."""
+"""List what every provider would rent out now, lowest rate first. Implements `homing offers` and `homing.offers()`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Enforce limits from the user's computer or a server, in a terminal or in cron: what `homing guard` does.
+"""Enforce limits from the user's computer or a server, in a terminal or in cron. Implements `homing guard`.
 
 check -> Checked -> wait until the next limit is due, at most `every_s` -> check ...
 
@@ -80,7 +80,7 @@ def _once(home: Home, every_s: float) -> Iterator[Checked]:
     checked = _check(home, every_s, is_once=True)
     yield checked
     if checked.found.next_at - home.world.now() < every_s:
-        # Cron runs again in `every_s`, which would be too late for this limit, so this check waits for it.
+        # The next cron call, in `every_s`, is too late for this limit, so this check waits until the limit is due.
         wait_for_next(home, checked.found, every_s)
         # Do not register again: this is still the same cron call.
         checked = Checked(home.world.now(), guard_pass(home, notify=_say))

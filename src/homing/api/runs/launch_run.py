@@ -1,4 +1,4 @@
-"""Launch a run (rent, boot, train, push, end billing): what `homing launch` and `Run.launch()` do.
+"""Launch a run (rent, boot, train, push, end billing). Implements `homing launch` and `Run.launch()`.
 
 load -> plan -> an offer -> draft -> guards -> the user agrees -> local guard -> create -> first heartbeat
 
@@ -93,7 +93,7 @@ def conclusion(home: Home, before: set[str], interrupt: KeyboardInterrupt) -> st
 
 
 class LaunchInterrupted(KeyboardInterrupt):
-    """Raised on Ctrl-C during a launch. The text says what happened to its instances."""
+    """Raised on Ctrl-C during a launch. The message says what happened to the instances that the launch created."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class LaunchOptions:
 
 
 class Answers(Protocol):
-    """Answers the questions of a launch. Nothing is rented unless every answer is yes."""
+    """Answers the questions that a launch asks. Nothing is rented unless every answer is yes."""
 
     def select(self, plan: Plan) -> OfferPlan | None: ...
 
@@ -277,7 +277,7 @@ def _load(run: str, asked: LaunchOptions, home: Home) -> Loaded:
 
 
 def _as_launched(home: Home, run: str, *, is_changed: bool) -> Loaded:
-    """Load a run to resume from its record, as it was launched, including --set; the current run file is ignored."""
+    """Load a run that will be resumed, as it was launched, including --set. The current run file is ignored."""
     row = find_run(home, run, changes="launch {} --resume")
     if is_changed:
         raise UsageError(
@@ -333,7 +333,7 @@ def _limited(loaded: Loaded, limit: Decimal) -> Loaded:
 
 
 def _words(loaded: Loaded, asked: LaunchOptions) -> Words:
-    """Return the run as the user typed it, for the commands that messages suggest; only the name of a resumed run."""
+    """Return the run as the user typed it, for the commands that messages suggest; for a resumed run, only its name."""
     changes = as_typed(asked.sets, is_smoke=asked.is_smoke)
     typed = "" if asked.resume else f"{typed_name(loaded.file)}{changes}"
     return Words(loaded.run.name, typed, asked.resume)
@@ -346,7 +346,7 @@ def _plan(loaded: Loaded, words: Words, asked: LaunchOptions, home: Home, answer
     plan = only(plan, Exact(asked.cloud, asked.region, asked.instance_type), words)
     plan = without_spot(plan, words) if asked.no_spot else plan
     if loaded.run.limits.spend_usd is None:
-        # The draft would refuse this too, but here we can suggest a limit, before the user chooses an offer.
+        # Drafting the launch would refuse this too, but here we can suggest a limit before the user chooses an offer.
         raise UsageError(
             what="No spend limit is set.",
             why=f"Every launch needs limits.spend in the run file or --spend-limit. {_about_cost(plan.best)}",
@@ -384,7 +384,7 @@ def say_plan(ready: Draft, home: Home) -> None:
     notices.say(f"Worst case: {usd(ready.worst_case_usd)}{before}.")
     age = rate_age(ready.order.offer, home.world.now())
     if age:
-        notices.say(f"The rate is not live: {age}.")
+        notices.say(f"The provider did not report this rate live: {age}.")
     for sentence in guards(ready, home, starts_one=would_start(ready, home)):
         notices.say(f"  {sentence}")
     if warning := clock_warning(home, ready.order.offer.provider):

@@ -1,4 +1,4 @@
-"""Change the limits of a run that is live or may resume, everywhere they are enforced: what `homing limit` does."""
+"""Change the limits of a run that is live or may resume, everywhere they are enforced. Implements `homing limit`."""
 
 from __future__ import annotations
 

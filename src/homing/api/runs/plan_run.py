@@ -1,4 +1,4 @@
-"""Plan a run without renting, as hours and dollars per offer: what `homing plan` and `Run.plan()` do.
+"""Plan a run without renting, as hours and dollars per offer. Implements `homing plan` and `Run.plan()`.
 
 run file -> offers of every provider that is set up -> Planned, cheapest to finish first
          -> without an account, or with a given rate: prices per GPU; no provider is queried
@@ -126,7 +126,7 @@ def family_rows(run: Run) -> list[tuple[str, str]]:
 
 
 def precision_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Suggest FP8 only if the GPU supports it and the model is at least as large as the smallest that became faster."""
+    """Suggest FP8 only if the GPU supports it and the model is no smaller than the smallest that FP8 made faster."""
     run, gains = plan.run, load_table().gains_of_fp8()
     gpu = find_gpu(plan.best.offer.device)
     is_asked = run.train.precision == "auto" and gpu is not None and gpu.has_fp8

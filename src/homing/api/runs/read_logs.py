@@ -1,4 +1,4 @@
-"""The log of a run's trainer, agent or sync, line by line: what `homing logs` prints."""
+"""The log of a run's trainer, agent or sync process, line by line, as `homing logs` prints it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare the resources that homing created, at every provider, with the ledger: what `homing reconcile` does.
+"""Compare the resources that homing created, at every provider, with the ledger. Implements `homing reconcile`.
 
 survey -> on_found -> for each resource that the ledger does not explain: destroy it, keep it or leave it -> Reconciled
 """
@@ -27,7 +27,7 @@ class Reconciled:
     """The providers' resources that homing created, and what happened to those that the ledger does not explain."""
 
     found: Survey
-    answers: dict[str, str]  # "ended", "kept", or why neither was done
+    answers: dict[str, str]  # "ended", "kept", or the reason why the resource was left as it is
 
     def answer_to(self, finding: Finding) -> str:
         """Return what happened to the resource; "" if the ledger explains it."""
@@ -35,7 +35,7 @@ class Reconciled:
 
     @property
     def error(self) -> StillBilling | None:
-        """StillBilling if something undecided may bill or a provider could not be queried, else None."""
+        """Return StillBilling if something undecided may be billing or a provider could not be queried."""
         found = self.found
         open_ = [each for each in found.to_answer if self.answer_to(each) not in ("ended", "kept") and each.may_bill]
         if not open_ and not found.is_blind:
@@ -86,7 +86,7 @@ def reconcile_all(
 
     `agrees` is called for each resource: `is_destroy` asks whether to destroy it, `is_adopt` whether to keep it in the
     ledger; if neither is set, both questions may be asked. Without `agrees` and flags, nothing is changed.
-    `on_found` is called before the first question. If something undecided may bill, the result has an `error`.
+    `on_found` is called before the first question. If something undecided may be billing, the result has an `error`.
     """
     if is_destroy and is_adopt:
         raise UsageError(
@@ -103,7 +103,7 @@ def reconcile_all(
 
 
 def _answer(home: Home, finding: Finding, is_destroy: bool, is_adopt: bool, agrees: Agrees | None) -> str:
-    """Return "ended", "kept", or why neither was done."""
+    """Destroy or keep the resource. Return "ended", "kept", or the reason why it was left as it is."""
     if agrees is None:
         return "not decided: no terminal; pass --destroy or --adopt"
     name = f"{finding.thing} {finding.id} on {finding.provider}"

@@ -88,9 +88,9 @@ def watch_run(
 
 
 def _note_smoke(home: Home, run: RunRow) -> None:
-    """If this was a smoke run, record whether its run file passed; the run's folder has a copy of that file.
+    """If this was a smoke run, record whether its run file passed. The run's folder has a copy of the run file.
 
-    If the instance was lost, record nothing, because that says nothing about the run file.
+    If the instance was lost, record nothing, because the loss of an instance says nothing about the run file.
     """
     folder = home.run_dir(run.id)
     has_ended = run.state == "done" or (run.state == "failed" and not run.is_interrupted)
@@ -159,7 +159,7 @@ def _steps_by_phase(home: Home, run: RunRow) -> dict[str, int]:
 
 def _stopped_where(status: Status, steps: dict[str, int]) -> str:
     beat, outcome = (status.reports.heartbeat, status.reports.outcome) if status.reports else (None, None)
-    # The trainer's outcome is newer: the heartbeat learns of a step or a new phase only from the metrics.
+    # Prefer the trainer's outcome, which is newer: the heartbeat learns of a new step or phase only from the metrics.
     if outcome is not None and outcome.phase in steps and (outcome.step or outcome.phase != next(iter(steps))):
         in_phase = f"in {outcome.phase} " if len(steps) > 1 else ""
         return f"{in_phase}at step {outcome.step:,} of {steps[outcome.phase]:,}"
@@ -177,7 +177,8 @@ def _how_to_finish(home: Home, status: Status, phases: list[str]) -> str:
     measured, planned = _rest(home, status, phases)
     if (measured is None and planned is None) or not status.lines:
         return again
-    # A resumed run boots and pushes again. The plan gets a larger margin, because it is less exact.
+    # A resumed run boots and pushes again. The plan's part of the cost gets a larger margin than the measured part,
+    # because it is less exact.
     by_plan = (planned or Decimal(0)) + (trip_usd(home, status.run) or Decimal(0))
     rest = (measured or Decimal(0)) + by_plan
     enough = (measured or Decimal(0)) * Decimal("1.2") + by_plan * Decimal("1.5")
@@ -190,7 +191,7 @@ def _how_to_finish(home: Home, status: Status, phases: list[str]) -> str:
 def _rest(home: Home, status: Status, phases: list[str]) -> tuple[Decimal | None, Decimal | None]:
     """Return the remaining cost of the current phase (the trainer's estimate) and of later phases (the plan's)."""
     beat, outcome = (status.reports.heartbeat, status.reports.outcome) if status.reports else (None, None)
-    # The trainer's outcome is newer: the heartbeat learns of a new phase only from its first metrics.
+    # Prefer the trainer's outcome, which is newer: the heartbeat learns of a new phase only from its first metrics.
     at = outcome.phase if outcome is not None and outcome.phase in phases else beat.phase if beat is not None else ""
     measured = to_finish(status) if beat is not None and beat.phase in ("", at) else None
     first = phases.index(at) + (measured is not None) if at in phases else 0

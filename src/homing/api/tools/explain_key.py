@@ -55,7 +55,7 @@ def run_file_schema() -> dict[str, Any]:
     from homing.config.schema.run_file import RunFile
 
     class AsWritten(GenerateJsonSchema):
-        """Describes the values that a person writes, not those that the validators return."""
+        """JSON schema of the values that a person writes, not of those that the validators return."""
 
         def function_before_schema(self, schema: Any) -> dict[str, Any]:
             inner = super().function_before_schema(schema)

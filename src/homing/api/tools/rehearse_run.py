@@ -1,4 +1,4 @@
-"""Run the whole workflow with a small model on a fake cloud, with faults: what `homing rehearse` does.
+"""Run the whole workflow with a small model on a fake cloud, with faults. Implements `homing rehearse`.
 
 smoke profile -> its data, prepared if needed -> launch, watch, fetch and destroy on the fake cloud -> Rehearsed
 """
@@ -38,7 +38,7 @@ class Rehearsed:
 
     @property
     def error(self) -> RunFailed | None:
-        """RunFailed if something is still billing, the bill and the ledger disagree, or the run did not finish."""
+        """Return RunFailed if something is billing, the bill and the ledger disagree, or the run did not finish."""
         if not self.done.problems:
             return None
         return RunFailed(

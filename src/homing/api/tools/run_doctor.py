@@ -1,4 +1,4 @@
-"""Find problems before they cost money: what `homing doctor` does."""
+"""Find problems before they cost money. Implements `homing doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole workflow on this computer, with the same commands a user would type: what `homing quickstart` does.
+"""The whole workflow on this computer, with the same commands a user would type. Implements `homing quickstart`.
 
 new -> prep -> verify -> plan -> launch on local -> watch -> fetch -> generate -> destroy -> ledger
 
@@ -156,9 +156,9 @@ class _Trip:
         return printed
 
     def _passed_on(self, command_line: list[str], shown: TextIO, *, keeps: bool) -> tuple[int, str]:
-        """Let the verb write to `shown` directly, so that messages and data stay in order.
+        """Let the verb write to `shown` directly, so that its messages and data stay in order.
 
-        If `keeps` is set, its output is shown line by line and returned.
+        If `keeps` is set, show the output of the verb line by line, and return it.
         """
         lines = []
         shown.flush()

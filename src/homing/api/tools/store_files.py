@@ -1,4 +1,4 @@
-"""List a store, copy single files from and to it, remove old checkpoints: what `homing store ls|get|put|rm` do."""
+"""List a store, copy single files from and to it, remove old checkpoints. Implements `homing store ls|get|put|rm`."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def put_file(
 
 
 def remove_files(key: str, *, store: str | None = None, agrees: Agrees = refuse) -> Removal | None:
-    """Remove a key or a folder. None if `agrees` says no.
+    """Remove a key or a folder. Return None if `agrees` returns False.
 
-    The best and the last checkpoint of a run are kept, and so is everything of a live run.
+    The best and the last checkpoint of a run are kept, and so are all files of a live run.
     """
     with open_home() as home:
         opened = _open(home, store)

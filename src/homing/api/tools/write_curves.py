@@ -1,4 +1,4 @@
-"""Write a run's curves for TensorBoard, from the store or a local folder: what `homing tensorboard` does."""
+"""Write a run's curves for TensorBoard, from the store or a local folder. Implements `homing tensorboard`."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 _LEARNED, _READ, _MARKER, _PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
 _MAX_SHOWN = 50
 
-Names = Annotated[list[str], typer.Argument(metavar="FILE...|RUN", help="Chat files or globs, or one run.")]
+Names = Annotated[list[str], typer.Argument(metavar="FILE...|RUN", help="Chat files or glob patterns, or one run.")]
 Tokenizer = Annotated[
     Path | None,
     typer.Option("--tokenizer", metavar="DIR", help="Folder with tokenizer.json and the chat template."),

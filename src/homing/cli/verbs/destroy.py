@@ -29,7 +29,8 @@ def command(
     is_all: Annotated[
         bool,
         typer.Option(
-            "--all", help="Destroy every instance that homing created, even without a run, and its resources."
+            "--all",
+            help="Destroy every instance that homing created, even one that belongs to no run, and its resources.",
         ),
     ] = False,
     kept: Annotated[bool, typer.Option("--kept", help="With --all: also destroy kept volumes, after asking.")] = False,

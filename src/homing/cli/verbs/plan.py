@@ -98,7 +98,8 @@ def _show(plan: Plan, loaded: Loaded, now: float, typed: str) -> None:
     then = f"homing launch {typed} --spend-limit {suggested_limit(plan)}"
     if _is_long_here(plan):
         output.say(
-            "That takes a long time on this computer. You can plan a rented GPU at list prices, without an API key."
+            "That takes a long time on this computer. You can also plan the run for a rented GPU, using list prices;"
+            " no API key is needed."
         )
         then = f"homing plan {typed} --set cloud.providers=runpod"
     output.say(f"Next: {then}" if loaded.is_prepared else f"Next: homing prep {typed}   then: {then}")
@@ -163,7 +164,7 @@ def _say_left_out(plan: Plan) -> None:
 
 
 def _bought(plan: Plan) -> list[tuple[str, str]]:
-    """Return what the limit buys on the cheapest offer."""
+    """Return how much training the limit buys on the cheapest offer."""
     buys = plan.offers[0].buys
     if buys is None:
         return []
@@ -215,7 +216,7 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _origin(key: str, origin: dict[str, str]) -> str:
-    """Return where the key's value came from, or where that of the nearest enclosing section came from."""
+    """Return where the value of the key, or of the nearest enclosing section, came from."""
     parts = key.split(".")
     for length in range(len(parts), 0, -1):
         found = origin.get(".".join(parts[:length]))

@@ -1,4 +1,4 @@
-"""`homing runs`: every run, rented or trained here, and all that may still cost money, in the ledger or not."""
+"""`homing runs`: all runs, rented or trained here, and everything that may still cost money, in the ledger or not."""
 
 from __future__ import annotations
 
@@ -33,4 +33,7 @@ def command(last: Last = 30, all_: All = False, json_: Json = False) -> None:
         if guard := home_guard.words(home):
             output.say(guard)
         if not found.num_known and not home.ledger.num_lines() and not found.lost:
-            output.say(f"No runs were launched from this homing home ({home.path}); other homes are not shown.")
+            output.say(
+                f"No runs were launched from this homing home directory ({home.path}). Runs launched from other homing"
+                " home directories are not shown."
+            )

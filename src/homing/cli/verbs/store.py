@@ -99,7 +99,10 @@ def rm(key: Key, yes: Yes = False, store: Url = None, json_: Json = False) -> No
 
 @contextmanager
 def _progress(key: str) -> Iterator[Progress]:
-    """Show progress: a line that is rewritten on a terminal, else one every half minute. Quick transfers show none."""
+    """Show progress: on a terminal, one line that is rewritten; otherwise, a line every half minute.
+
+    Quick transfers show no progress.
+    """
     is_terminal = sys.stderr.isatty()
     begun, last_report, is_open = time.monotonic(), time.monotonic(), False
 

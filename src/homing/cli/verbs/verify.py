@@ -1,4 +1,4 @@
-"""`homing verify [RUN]`: check that the run builds, trains and fits, before any money is spent.
+"""`homing verify [RUN]`: check that the model builds, trains and fits in memory, before any money is spent.
 
 parameters by part, FLOPs -> memory on each GPU -> vocabulary, shards, tokens -> one forward and backward pass -> plan
 
@@ -62,7 +62,7 @@ def _parameter_table(parts: list[Part]) -> None:
 
 
 def _say_all_fit(every: list[Fit]) -> None:
-    """Print one line for a small model instead of a table that says yes for every GPU; -v prints the table."""
+    """For a small model that fits on every GPU, print one line instead of a table; -v prints the table."""
     rows = sorted({fit.micro_batch for fit in every})
     at_a_time = counted(rows[0], "row") if len(rows) == 1 else f"{rows[0]} to {rows[-1]} rows"
     peak = format_bytes(max(fit.peak_bytes for fit in every))
