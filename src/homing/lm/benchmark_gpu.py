@@ -20,12 +20,12 @@ from homing.errors import RunFailed
 
 __all__ = ["measure"]
 
-_SECONDS = 1.0  # total time for measuring one figure on all GPUs, after one warm-up call each
+_SECONDS = 1.0  # time spent on each measurement, over all GPUs, after one warm-up call per GPU
 _DISK_BYTES = 64 << 20
 
 
 def measure(folder: str, *, size: int = 8192, seconds: float = _SECONDS) -> dict[str, float | str]:
-    """Return the worst figure over all GPUs, because training waits for the slowest.
+    """Benchmark every GPU and return the worst value of each figure: training waits for the slowest GPU.
 
     `size` is the number of rows and columns of each matrix; a GPU reaches its full speed only with large matrices.
     """

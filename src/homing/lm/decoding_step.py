@@ -24,12 +24,12 @@ from homing.lm.model.attention import RowCache
 
 __all__ = ["REACH", "Steps", "room_for"]
 
-REACH = 128  # the number of positions that attention reads is a multiple of this
+REACH = 128  # the number of positions that attention reads is rounded up to a multiple of this
 Made = TypeVar("Made")
 
 
 def room_for(num_places: int) -> int:
-    """Return the cache capacity for this many positions.
+    """Return the capacity of a cache for this many positions.
 
     The capacity is rounded up, so that `reach` depends only on a row's position.
     """

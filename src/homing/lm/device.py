@@ -58,7 +58,7 @@ def pick_device(wanted: str = "auto") -> torch.device:
 
 
 def use_device(device: torch.device) -> None:
-    """Make this the process's current GPU, because kernels, streams and graphs run there, wherever the tensors are."""
+    """Make `device` the current GPU: kernels, streams and graphs run on the current GPU, wherever the tensors are."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 

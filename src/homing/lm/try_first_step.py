@@ -263,7 +263,7 @@ def _batch(here: _Here, phase: Phase, model: Decoder) -> tuple[Batch, str, bool]
 
 
 def _cut(batch: Batch) -> Batch:
-    """Cut the batch to its first TOKENS positions, or more if the first trained target follows a long question."""
+    """Truncate the batch to TOKENS positions, or to more if a long question precedes the first trained target."""
     is_learned_T = (batch.targets_RT != IGNORED).any(dim=0)
     first = int(is_learned_T.int().argmax()) if bool(is_learned_T.any()) else 0
     end = max(TOKENS, first + TOKENS // 2)

@@ -57,8 +57,8 @@ class KVCache:
         """Attend from new positions to themselves and all cached ones. Other kinds of cache override this method."""
         k_BGSK, v_BGSK = self.add(layer, k_BGTK, v_BGTK)
         T, S = q_BHTK.shape[2], k_BGSK.shape[2]
-        # torch's is_causal aligns the causal mask at the top left, which is right only if the cache was empty. A single
-        # new position may attend to everything, so it needs no mask.
+        # torch's is_causal aligns the causal mask with the top left corner, which is right only if the cache was empty.
+        # A single new position may attend to all positions, so it needs no mask.
         is_first = T == S
         mask_TS = None
         if not is_first and T > 1:

@@ -2,10 +2,11 @@
 
     candidates  cudnn | flash | efficient, where torch supports them; math is the reference; auto (torch's own choice)
                 is the fallback if all candidates fail
-    a race      the forward and backward passes of each candidate are timed on random heads of the model's shape, at its
-                full context; results are compared on at most 2,048 positions, because math keeps all scores in memory;
-                wrong or unsupported candidates are excluded, and the reason is recorded
-    segments    FlexAttention is compared with a boolean mask, for rows that contain several texts
+    timing      the forward and backward passes of each candidate are timed on random heads of the model's shape, at its
+                full context
+    checking    results are compared on at most 2,048 positions, because math keeps all scores in memory; wrong or
+                unsupported candidates are excluded, and the reason is recorded
+    segments    for rows that contain several texts, FlexAttention is compared with a boolean mask
 
 The fastest kernel depends on the GPU (docs/development/engine.md, attention), and on some GPUs a candidate silently
 returned wrong results, so every candidate is verified. The choice is recorded in checkpoints and reused when the run

@@ -49,7 +49,7 @@ class Block(nn.Module):
     def forward(
         self, x_BTD: Tensor, y_BTD: Tensor | None, cos: Tensor, sin: Tensor, cache: KVCache | None, mask: Any = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the residual stream and the block's output separately, because the next norm's kernel adds them."""
+        """Return the residual stream and the block's output, not yet added: the kernel of the next norm adds them."""
         x_BTD, normed = self.input_layernorm.of_sum(x_BTD, y_BTD)
         y_BTD = self.self_attn(normed, cos, sin, cache, mask)
         x_BTD, normed = self.post_attention_layernorm.of_sum(x_BTD, y_BTD)
@@ -85,7 +85,7 @@ class Stack(nn.Module):
         y_BTD = x_BTD * 0.0 if compiled else None
         for number, block in enumerate(self.layers):
             if is_recomputed(number, every) and y_BTD is not None:
-                x_BTD, y_BTD = x_BTD + y_BTD, None  # add now, so that the backward pass keeps one tensor, not two
+                x_BTD, y_BTD = x_BTD + y_BTD, None  # add now, so that only one tensor is kept for the backward pass
             x_BTD, y_BTD = recomputed(run, number, every)(block, x_BTD, y_BTD, cos, sin, cache, mask)
         return end(self, x_BTD, y_BTD)
 
@@ -94,7 +94,7 @@ class Stack(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A language model without weights. Call `init_weights(seed)` or `load_weights(tensors)` before anything else."""
+    """A language model, created without weights: first call `init_weights(seed)` or `load_weights(tensors)`."""
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
@@ -210,8 +210,8 @@ class Decoder(nn.Module):
         if isinstance(self.model, SwiftStack):
             parts["begin"] = SwiftStack.begin
         if is_on:
-            # torch compiles one graph per row shape and kind of block. At its limit on the number of graphs, torch
-            # would silently continue uncompiled. Make it raise instead, so that the trainer can report the problem.
+            # torch compiles one graph per row shape and kind of block. Once it reaches its limit on the number of
+            # graphs, it would silently run uncompiled code. Make it raise an error instead, for the trainer to report.
             limits = torch._dynamo.config
             limits.recompile_limit = max(MOST_SHAPES, limits.recompile_limit)
             limits.fail_on_recompile_limit_hit = True

@@ -52,7 +52,7 @@ class FrozenWeight(nn.Module):
         super().__init__()
         self.shape = (num_out, num_in)
         self.parts: list[str] = []
-        # A tensor that contains this weight and the ones after it, if `lay_together` has joined them; else None.
+        # If `lay_together` has joined this weight with others, the tensor that contains them all; else None.
         self.together: Tensor | None = None
 
     @torch.no_grad()
@@ -67,7 +67,7 @@ class FrozenWeight(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenWeight:
-        """Drop the joined tensor if this weight has moved to new memory and is no longer a slice of it."""
+        """Forget the joined tensor if this weight has moved, because the weight is then no longer a slice of it."""
         before = [tensor.data_ptr() for tensor in self.tensors()]
         super()._apply(fn, recurse)
         if before != [tensor.data_ptr() for tensor in self.tensors()]:
@@ -149,11 +149,11 @@ class FrozenLinear(nn.Module):
 
 @dataclass(frozen=True)
 class _Plan:
-    """The arguments of a matrix product that are not tensors."""
+    """The arguments of a matrix product, apart from its tensors."""
 
     widths: tuple[int, ...]  # number of outputs of each layer
     has_adapter: tuple[bool, ...]
-    num_parts: int  # number of tensors per stored weight: 1, or 4 in NF4; 0 if all weights are in one tensor
+    num_parts: int  # number of tensors per stored weight: 1, or 4 in NF4; 0 if one joined tensor holds all weights
     has_bias: bool
     scale: float
     dropout: float
@@ -350,7 +350,7 @@ class _Part:
     trained_rows: slice  # rows of the joint B that belong to the layer's adapter
 
     def narrow(self, rank: int) -> slice:
-        """Return the columns of h that belong to the layer's adapter."""
+        """Return the range of columns of h that belongs to this layer's adapter."""
         assert self.adapter is not None, "this layer has no adapter"
         return slice(self.adapter * rank, (self.adapter + 1) * rank)
 

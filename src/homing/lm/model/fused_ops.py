@@ -138,7 +138,10 @@ def _sum_norm_backward(
 
 
 class _Rotate(torch.autograd.Function):
-    """Norm and RoPE. The values pass through unchanged, so that their gradient is written to the same buffer."""
+    """Applies norm and RoPE to queries and keys.
+
+    Values pass through unchanged; they are included so that the backward pass writes all three gradients to one buffer.
+    """
 
     @staticmethod
     def forward(

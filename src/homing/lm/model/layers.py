@@ -68,7 +68,8 @@ def joined(x: Tensor, *layers: Linear | FrozenLinear) -> Tensor:
         frozen = [layer for layer in layers if isinstance(layer, FrozenLinear)]
         return adapted_product(x, [f.weight for f in frozen], [f.bias for f in frozen], [f.adapter for f in frozen])
     trained = [layer for layer in layers if isinstance(layer, Linear)]
-    # In FP8, always compute the layers jointly: separately, each layer would have its own scale and round differently.
+    # In FP8, always compute the layers jointly: if computed separately, each layer would have its own scale and be
+    # rounded differently.
     if all(layer.is_fp8 for layer in trained):
         return fp8_product(x, torch.cat([layer.weight for layer in trained]))
     # `_side_by_side` writes into columns of a tensor with `out=`, which would break a compiled graph.
@@ -82,8 +83,8 @@ def joined(x: Tensor, *layers: Linear | FrozenLinear) -> Tensor:
 def _side_by_side(x: Tensor, layers: Sequence[Linear]) -> Tensor:
     """Compute the result of `joined` without gradients: one matmul per layer, each writing its columns of the result.
 
-    The weights are not concatenated, because that would read and write all of them, while the matmul for a single new
-    token reads them only once.
+    The weights are not concatenated first: that would read and write all of them, while the matmul for a single new
+    token only reads them, once.
     """
     x_ND, widths = x.reshape(-1, x.shape[-1]), [len(layer.weight) for layer in layers]
     y_NF = x.new_empty(len(x_ND), sum(widths))
@@ -158,7 +159,7 @@ class Rope(nn.Module):
 
 
 def rope_divisors(frequency_K2: Tensor, scaling: RopeScaling) -> Tensor:
-    """Return the divisors of the RoPE frequencies with which Llama 3.1 extends the context.
+    """Return the numbers by which Llama 3.1 divides the RoPE frequencies to extend the context.
 
     The divisor is 1 for frequencies that complete many rotations within the original context, and `factor` for those
     that hardly rotate. In between, the frequencies are interpolated.
@@ -188,7 +189,7 @@ class SwiGLU(nn.Module):
 def has_manual_backward(x: Tensor) -> bool:
     """Return whether to use the hand-written gradients: only for training on a CPU in fp32 without a compiler.
 
-    With a compiler they are unnecessary, because it avoids the extra memory traffic itself.
+    The compiler makes them unnecessary, because the code that it generates avoids the extra memory traffic anyway.
     """
     is_plain = x.device.type == "cpu" and x.dtype == torch.float32 and torch.is_grad_enabled()
     return is_plain and not torch.compiler.is_compiling()

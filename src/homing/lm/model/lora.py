@@ -133,7 +133,10 @@ def load_base(
 
 
 def freeze(model: Decoder, storage: str, device: torch.device | None = None) -> str:
-    """Freeze a Decoder in memory, in place or on `device`. Each matrix is converted and freed before the next."""
+    """Freeze a Decoder in memory, converting and freeing one matrix at a time; return the hash of its weights.
+
+    The frozen weights are put on `device`, or remain on the current device if it is None.
+    """
     left = dict(model.named_parameters())
     pairs = ((name, model.cut_padding(name, left.pop(name).detach())) for name in list(left))
     return load_base(model, pairs, storage=storage, device=device or model.device)
@@ -404,7 +407,7 @@ def _frozen_layer(model: Decoder, number: int, target: str) -> FrozenLinear:
 
 
 def _drawn(name: str, rank: int, num_in: int, seed: int) -> Tensor:
-    """Draw A uniformly from +-1 / sqrt(inputs), as in peft, with a separate generator as in `init_weights`."""
+    """Draw A uniformly from +-1 / sqrt(inputs), as in peft, with its own random generator, as in `init_weights`."""
     digest = hashlib.sha256(f"{seed}/{name}.lora_A".encode()).digest()
     generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little", signed=True))
     return torch.empty(rank, num_in, device="cpu").uniform_(-(num_in**-0.5), num_in**-0.5, generator=generator)

@@ -1,14 +1,15 @@
-"""Cross-entropy of the output head that never holds the logits of all tokens in memory.
+"""The output head and its cross-entropy loss, computed without ever holding the logits of all tokens in memory.
 
     h_ND, W_VD, targets_N  ->  for each chunk of N: logits = h W^T -> loss, and its gradients for h and W
 
 With a vocabulary of 32,768 the fp32 logits of 64k tokens are 8.6 GB, and the backward pass would need twice that. The
 forward pass computes each chunk's gradients while its logits are in memory, because the backward pass only multiplies
 them by one factor. That takes three matmuls, as many as the usual method, but only as much memory as one chunk needs.
-On CUDA, one kernel replaces a chunk of logits, in the dtype of h, by its gradient in place; without CUDA or Triton,
-plain torch does this.
+On CUDA, one kernel overwrites a chunk of logits (in the dtype of h) with their gradient; without CUDA or Triton, plain
+torch does this.
 
-The op is opaque to torch.compile: if traced, the chunks would be scheduled together and all be in memory at once.
+The op is opaque to torch.compile, which would otherwise schedule the chunks together, so that all of them would be in
+memory at once.
 
 Shapes: N tokens, n tokens of a chunk, D width, V vocabulary, P vocabulary with padding rows.
 """
@@ -77,7 +78,7 @@ def token_losses(h_ND: Tensor, head_PD: Tensor, targets_N: Tensor, vocab_size: i
 
 
 def cap(logits: Tensor, softcap: float) -> Tensor:
-    """Soft-cap logits to +-softcap; 0: unchanged."""
+    """Soft-cap logits to +-softcap, or return them unchanged if `softcap` is 0."""
     return softcap * torch.tanh(logits / softcap) if softcap else logits
 
 
@@ -93,7 +94,8 @@ class _PiecewiseLoss(torch.autograd.Function):
         vocab_size: int,
         softcap: float,
     ) -> Tensor:
-        # With adapters, the head is frozen. Omitting its gradient saves memory of its size and a third of the work.
+        # With adapters, the head is frozen. Skipping its gradient saves as much memory as the head takes, and a third
+        # of the work.
         has_dhead = ctx.needs_input_grad[1]
         loss, dh_ND, dhead_PD = _loss_and_gradients(
             h_ND, head_PD, targets_N, count, weights_N, vocab_size, softcap, has_dhead
@@ -204,6 +206,6 @@ def _logits(h_nD: Tensor, head_PD: Tensor, vocab_size: int, softcap: float) -> T
 
 
 def _num_chunks(h_ND: Tensor, head_PD: Tensor) -> int:
-    """Return the smallest number of chunks that are within the size limit: at least one, at most one per token."""
+    """Return the smallest number of chunks that keeps each within the size limit, between 1 and one per token."""
     most = PIECE_LOGITS_CUDA if h_ND.is_cuda and fused_ops.HAS_TRITON else PIECE_LOGITS
     return max(1, min(h_ND.shape[0], -(-h_ND.shape[0] * head_PD.shape[0] // most)))

@@ -4,9 +4,9 @@
     256 of those magnitudes, minus the mean of all -> their own largest magnitude, and each as one of 256 levels
     together 4 + 8/64 + 32/(64 * 256) = 4.127 bits per weight
 
-`quantize` is plain torch on any device and runs once, matrix by matrix, so that a bf16 model is never in memory as a
-whole. `dequantize` runs in every matmul; on CUDA it is one Triton kernel, elsewhere plain torch with the same values.
-`dequantize_path` names the one in use, for the log.
+`quantize` uses plain torch on any device. It runs once, matrix by matrix, so that a bf16 model is never in memory as a
+whole. `dequantize` runs in every matmul, as one Triton kernel on CUDA and elsewhere in plain torch, with the same
+results. `dequantize_path` returns the name of the one in use, for the log.
 
 Shapes: n weights, b = n / 64 blocks, s = b / 256 super-blocks, both rounded up.
 """

@@ -82,10 +82,10 @@ def _block_mask(begun_BT: Tensor) -> Any:
 
     first_BN, last_BN = begun_BT[:, ::BLOCK], begun_BT[:, BLOCK - 1 :: BLOCK]
     before_NN = torch.ones(T // BLOCK, T // BLOCK, dtype=torch.bool, device=begun_BT.device).tril()
-    # An earlier block is at least partly visible to this block if the earlier block's last segment continues into it.
+    # An earlier block is at least partly visible to a later one if its last segment continues into the later block.
     is_seen = (last_BN.unsqueeze(1) >= first_BN.unsqueeze(2)) & before_NN
-    # An earlier block is entirely visible if both blocks belong to one segment. A block is never entirely visible to
-    # itself, because half of its pairs of positions are in the future.
+    # An earlier block is entirely visible to a later one if a single segment spans both. A block is never entirely
+    # visible to itself, because no position can see the positions after it.
     is_whole = (first_BN.unsqueeze(1) == last_BN.unsqueeze(2)) & before_NN.tril(-1)
     is_partly = is_seen & ~is_whole
     return BlockMask.from_kv_blocks(

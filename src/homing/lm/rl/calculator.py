@@ -2,7 +2,7 @@
 
     <|tool_call|>48/2<|tool_call_end|>                    ->   <|tool_result|>24<|tool_result_end|>, in the same turn
     <|tool_call|>{"name": "calculator", "arguments":
-      {"expression": "48/2"}}<|tool_call_end|><|im_end|>  ->   a turn of the tool, and the opening of the next one
+      {"expression": "48/2"}}<|tool_call_end|><|im_end|>  ->   a tool turn, then the start of the model's next turn
 
 Conversations with tools are rendered in the second form. A model uses the form it was trained on. An expression
 consists of numbers, + - * / // % ** and brackets. It is parsed as a syntax tree in which nothing else is allowed: no
@@ -93,14 +93,14 @@ class Calculator:
         self.call_id, self.end_id, self._open_id, self._close_id = (tokenizer.specials[name] for name in TOOL_TOKENS)
         self._turn_start, self._turn_end = (tokenizer.specials.get(name, -1) for name in (IM_START, IM_END))
         self._tokenizer = tokenizer
-        self.call_ends = np.array([self.end_id, self._turn_end])  # tokens after which a result may have to be inserted
+        self.call_ends = np.array([self.end_id, self._turn_end])  # a result may have to follow these tokens
 
     @staticmethod
     def fits(tokenizer: Tokenizer) -> bool:
         return all(name in tokenizer.specials for name in TOOL_TOKENS)
 
     def answer(self, ids: Sequence[int]) -> list[int]:
-        """Return the tokens to insert after the model's output so far; empty if the output does not end with a call."""
+        """Return the tokens to insert after the model's output so far; [] unless it ends with a calculator call."""
         written = list(ids)
         is_turn = len(written) > 1 and written[-1] == self._turn_end
         at = len(written) - (2 if is_turn else 1)

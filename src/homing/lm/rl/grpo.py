@@ -42,7 +42,7 @@ _EPS = 1e-6
 
 
 def advantages(rewards: Sequence[float | None], group_size: int, *, is_divided: bool) -> list[float]:
-    """Return the advantage of every sample, group by group. Samples without a reward are ignored and get 0."""
+    """Return the advantage of every sample within its group. Samples without a reward get 0 and do not count."""
     made: list[float] = []
     for start in range(0, len(rewards), group_size):
         group = rewards[start : start + group_size]
@@ -66,10 +66,10 @@ def token_weights(
     advantage_RT: Tensor, is_learned_RT: Tensor, policy: Policy, *, now_RT: Tensor | None = None,
     sampled_RT: Tensor | None = None, start_RT: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
-    """Return each token's loss weight, and metrics on these weights.
+    """Return the weight of each token in the loss, and metrics that describe these weights.
 
-    `now`, `sampled` and `start` are log-probabilities of the targets under the current weights, the weights at sampling
-    time and the phase's initial weights. Each is None if it would have no effect.
+    `now`, `sampled` and `start` are log-probabilities of the targets under the model's current parameters, those at
+    sampling time, and those at the start of the phase. Each may be None if the loss does not depend on it.
     """
     count = float(is_learned_RT.sum().clamp(min=1))
     figures: dict[str, float] = {}

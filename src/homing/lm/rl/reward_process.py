@@ -31,7 +31,7 @@ _NEW_USERS_AND_NO_NETWORK = 0x10000000 | 0x40000000  # CLONE_NEWUSER | CLONE_NEW
 _OWN_PROCESS_NUMBERS = 0x20000000  # CLONE_NEWPID
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _TAKE_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
-_KILL_S = 5.0  # time limit for killing descendants; each pass finds processes that were started since the previous pass
+_KILL_S = 5.0  # time limit for killing all descendants, which may start new processes meanwhile
 _MOST_FILE_BYTES = 64 * 1024**2
 
 
@@ -77,9 +77,9 @@ def watch_over(work: Callable[[], None], *, is_twice: bool = False) -> None:
         work()
         os._exit(0)
     for pipe in (0, 1):
-        os.close(pipe)  # close the supervisor's copies, so that the trainer notices at once when the worker exits
+        os.close(pipe)  # close the supervisor's copies, so that the trainer notices immediately when the worker exits
     while True:
-        pid, status = os.wait()  # also returns for orphans, which Linux reparents to this process
+        pid, status = os.wait()  # returns for orphans too, because Linux reparents them to this process
         if pid == child:
             break
     if parent != 1:  # if pid 1 of a namespace ends, Linux kills all other processes in it
@@ -90,7 +90,7 @@ def watch_over(work: Callable[[], None], *, is_twice: bool = False) -> None:
         with contextlib.suppress(OSError, ValueError):
             if code - 128 != signal.SIGKILL:
                 signal.signal(code - 128, signal.SIG_DFL)
-            os.kill(os.getpid(), code - 128)  # has no effect on the first process of a namespace
+            os.kill(os.getpid(), code - 128)  # if this process is the first of a namespace, the signal has no effect
     os._exit(code)
 
 

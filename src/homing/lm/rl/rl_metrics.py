@@ -1,7 +1,8 @@
 """Metrics for each rl step, pass@k, and collapse detection.
 
 collapse           for `collapse_steps` steps in a row, the rewards in each group are equal, or nearly every sample is
-                   empty, or nearly every sample is truncated, or the entropy is close to zero; reported once each time
+                   empty, or nearly every sample is truncated, or the entropy is close to zero; each collapse is
+                   reported once
 learned nothing    reported at the end if, in every step, the rewards within each group were equal
 """
 
@@ -20,7 +21,7 @@ _EQUAL = "all rewards of a prompt are equal, so nothing is learned"
 
 @dataclass(frozen=True)
 class Graded:
-    """The data that is recorded for one sample."""
+    """The data from which metrics are computed, for one sample."""
 
     task: str
     length: int

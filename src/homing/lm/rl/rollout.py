@@ -45,7 +45,7 @@ class Sample:
     ids: list[int]
     is_own: list[bool]  # whether the model chose the token; False if a tool inserted it
     is_ended: bool  # False if the sample was truncated at the maximum length
-    entropy: float  # mean over the tokens that the model chose, in nats
+    entropy: float  # mean entropy of the model's predictions, in nats, over the tokens that it chose
 
     @property
     def is_empty(self) -> bool:
@@ -133,7 +133,7 @@ class Sampler:
     def _open(self, prompts: Sequence[Sequence[int]], repeats: int) -> Decoding:
         """Prefill the prompts into a cache with one row per sample.
 
-        The first step reads the last token of each prompt again.
+        The first decoding step processes the last token of each prompt again, to get its logits.
         """
         model, num_rows = self._reader, len(prompts) * repeats
         longest = max(map(len, prompts))
@@ -196,13 +196,13 @@ class Sampler:
 
 
 class _Rows:
-    """The state of each row on the host. A row's last token and its position are the next step's input."""
+    """The state of each row, kept on the host. The next step takes as input each row's last token and its position."""
 
     def __init__(self, prompts: list[list[int]], num_new: int) -> None:
         self.last = np.array([ids[-1] for ids in prompts], dtype=np.int64)
         self.places = np.array([len(ids) - 1 for ids in prompts], dtype=np.int64)
         self.is_open = np.ones(len(prompts), dtype=bool)
-        self.was_open = self.is_open  # the value of `is_open` before the most recent token
+        self.was_open = self.is_open  # `is_open` as it was before the most recent token
         self.is_ended = np.zeros(len(prompts), dtype=bool)
         self.lengths = np.zeros(len(prompts), dtype=np.int64)
         self.pending: list[list[int]] = [[] for _ in prompts]  # tokens of a tool's result that are still to be inserted
@@ -231,7 +231,7 @@ class _Rows:
         self.num_steps += 1
 
     def insert(self, row: int, words: list[int]) -> None:
-        """Queue the tokens of a tool's result. If the call ended the turn, reopen the sample."""
+        """Queue the tokens of a tool's result. If the tool call had ended the sample, reopen it."""
         self.pending[row] = words
         if self.is_ended[row]:
             self.is_ended[row], self.is_open[row] = False, True
@@ -251,7 +251,7 @@ class _Rows:
 
 
 def _embedded_before_last(model: Decoder, ids_PT: Tensor, lengths: list[int], repeats: int) -> Tensor:
-    """Return the embedding of each prompt's second-to-last token. `swift` adds part of it to the last one's."""
+    """Return the embedding of each prompt's second-to-last token; `swift` adds part of it to that of the last token."""
     before = torch.tensor([[max(0, length - 2)] for length in lengths], device=ids_PT.device)
     x_P1D = look_up(ids_PT.gather(1, before), model.model.embed_tokens.weight, model.compute_dtype)
     x_P1D = nn.functional.rms_norm(x_P1D, x_P1D.shape[-1:], eps=model.shape.norm_eps)
@@ -299,7 +299,7 @@ def _pick(logits_BV: Tensor, *, draws_B: Tensor, temperature: float, top_k: int)
 
 
 def lean_copy(model: Decoder, dtype: torch.dtype) -> Decoder:
-    with torch.device("meta"):  # allocates no fp32 weights, because they are replaced below
+    with torch.device("meta"):  # do not allocate fp32 weights, because they would be replaced below
         copy = Decoder(model.shape)
     for module in copy.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

@@ -63,7 +63,7 @@ class Asked:
         return len(self._train)
 
     def draw(self, count: int) -> Question:
-        """Return the training question with index `count`, starting from 0."""
+        """Return training question number `count`, counting from 0."""
         if self.task.kind in MAKERS:
             return self._made("train", count)
         round_number, place = divmod(count, len(self._train))

@@ -32,7 +32,7 @@ __all__ = ["OwnReward"]
 _START_S = 60.0  # time limit for starting the process, including the imports in reward.py
 _KILL_S = 5.0
 _LAST_WORD_S = 2.0
-_MOST_ANSWER_BYTES = 1 << 16  # maximum size of a response (a number, or up to 500 characters of an error message)
+_MOST_ANSWER_BYTES = 1 << 16  # maximum size of a response: a reward, or an error message of up to 500 characters
 _PROCESS = Path(__file__).with_name("reward_process.py")
 
 
@@ -123,7 +123,7 @@ class OwnReward:
             )
 
     def _ask(self, line: bytes, timeout_s: float) -> dict[str, Any]:
-        """Send one line and return the response. Kills the process if it times out or its response is invalid."""
+        """Send one line to the process and return its response; kill the process if that is late or invalid."""
         child = self._child
         assert child is not None
         try:

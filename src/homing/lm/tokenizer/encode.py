@@ -76,7 +76,10 @@ class Encoder:
         self._reference: Tokenizer | None = None  # loaded at first use
 
     def encode(self, documents: Sequence[bytes]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """Return all ids concatenated, and each document's offset followed by the total length. Thread-safe."""
+        """Return an array of all ids, and one of the documents' offsets, which ends with the total length.
+
+        Several threads may call this at the same time.
+        """
         if not documents:
             return np.empty(0, dtype=np.uint32), np.zeros(1, dtype=np.int64)
         odd = [number for number, document in enumerate(documents) if has_new_letter(document)]
@@ -88,7 +91,7 @@ class Encoder:
         return np.asarray(rows.content.data, dtype=np.uint32)[starts[0] : starts[-1]], starts - starts[0]
 
     def _encode_rows(self, documents: Sequence[bytes]) -> Any:
-        """Return gigatoken's own array. The backend is never replaced while a thread is encoding."""
+        """Encode with gigatoken and return its own array. The backend is never replaced while a thread is using it."""
         from gigatoken import BytesSource
 
         with self._turn:
@@ -112,7 +115,7 @@ class Encoder:
     def _encode_by_parts(
         self, documents: Sequence[bytes], odd: list[int]
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """Like `encode`, but encode new letters, which occur in the documents `odd`, with `tokenizers`."""
+        """Like `encode`, but use `tokenizers` for new letters. `odd` lists the documents that contain any."""
         split = {number: parts_by_new_letters(documents[number]) for number in odd}
         parts = [split.get(number, [(False, document)]) for number, document in enumerate(documents)]
         ids, starts = self.encode([part for row in parts for is_odd, part in row if not is_odd])
@@ -149,7 +152,7 @@ class Encoder:
 
         try:
             return load_hf_json(self._json)
-        except Exception as exc:  # the package lets any exception from its parser through
+        except Exception as exc:  # the package does not wrap the exceptions of its parser
             raise DataError(
                 what=f"Cannot load the tokenizer {self._path}.",
                 why=str(exc),
@@ -169,7 +172,7 @@ class Proof:
         self._thread.start()
 
     def check(self, *, is_last: bool = False) -> None:
-        """Raise if a difference has been found; with `is_last`, first wait until everything has been compared."""
+        """Raise an error if a difference has been found; with `is_last`, first wait for the comparison to finish."""
         if is_last:
             self._thread.join()
         if self._error is not None:
@@ -203,7 +206,8 @@ def _not_identical(encoder: str, text: bytes, got: list[int], wanted: list[int])
 # it encodes the part of a document around such a character. These characters are very rare in real text: unusual
 # ideographs, and newly added scripts.
 #
-# First and last of each range, found by encoding every Unicode character with both libraries; a test repeats this.
+# The first and last character of each range. They were found by encoding every Unicode character with both libraries;
+# a test repeats this.
 NEW_LETTERS = [
     *[(0x088F, 0x088F), (0x0C5C, 0x0C5C), (0x0CDC, 0x0CDC), (0xA7CE, 0xA7CF), (0xA7D2, 0xA7D2), (0xA7D4, 0xA7D4)],
     *[(0xA7F1, 0xA7F1), (0x10940, 0x10959), (0x10EC5, 0x10EC7), (0x11DB0, 0x11DDB), (0x11DE0, 0x11DE9)],
@@ -236,7 +240,7 @@ def has_new_letter(document: bytes) -> bool:
 
 
 def parts_by_new_letters(document: bytes) -> list[tuple[bool, bytes]]:
-    """Split the document into parts that can be encoded independently, with True if a part has new letters."""
+    """Split a document into parts that can be encoded independently, each with a flag: does it contain new letters?"""
     parts: list[tuple[bool, bytes]] = []
     for line in _cut(document, _LINE_END, 1):
         if has_new_letter(line):
@@ -277,7 +281,10 @@ class TheirEncoder:
         self._batch_bytes = _BATCH_BYTES_PER_CORE * min(os.cpu_count() or 1, _MOST_CORES)
 
     def encode(self, documents: Sequence[bytes]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """Return all ids concatenated, and each document's offset followed by the total length. Thread-safe."""
+        """Return an array of all ids, and one of the documents' offsets, which ends with the total length.
+
+        Several threads may call this at the same time.
+        """
         rows = [part for row in self._rows(documents) for part in (row, self._end)]
         sizes = [len(text) + len(end) for text, end in zip(rows[::2], rows[1::2], strict=True)]
         ids = np.concatenate(rows) if rows else np.empty(0, dtype=np.uint32)

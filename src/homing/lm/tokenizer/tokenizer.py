@@ -146,7 +146,7 @@ class Tokenizer:
         self.vocab_size: int = backend.get_vocab_size()
         if backend.id_to_token(self.vocab_size - 1) is None:  # a third-party tokenizer with gaps in its ids
             self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values())
-        # The token before each document; in most model families it also ends documents.
+        # The id of the token that precedes each document; in most model families it also ends documents.
         self.end_of_text_id = specials[document_mark(specials)]
         self.stop_ids = [specials[mark] for mark in TEXT_ENDS if mark in specials] or [self.end_of_text_id]
 
@@ -161,7 +161,7 @@ class Tokenizer:
             return [list(row.ids) for row in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int], *, skip_specials: bool = False) -> str:
-        """Return the text. Special tokens are written out by name unless skipped; invalid bytes become U+FFFD."""
+        """Return the text of the ids. Special tokens appear by name unless skipped; invalid bytes become U+FFFD."""
         with panics_as_errors(self._path):
             return str(self._backend.decode(list(ids), skip_special_tokens=skip_specials))
 

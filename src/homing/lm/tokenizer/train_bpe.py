@@ -22,8 +22,8 @@ MIN_VOCAB = 256
 # rustbpe uses 32-bit counts, which cannot overflow in this much text.
 MAX_SAMPLE_BYTES = 2_000_000_000
 _NUM_RESERVE = 256
-# rustbpe buffers a fixed number of texts regardless of their size; empty texts fill up a buffer that has reached its
-# byte limit.
+# rustbpe buffers a fixed number of texts, regardless of their size. Once the buffered texts reach the byte limit, the
+# rest of the buffer is filled with empty texts, so that rustbpe processes it.
 _BUFFER_TEXTS = 2048
 _BUFFER_BYTES = 16 << 20
 # rustbpe's regex engine backtracks on the stack: a million spaces in one text crash it. Parts of this size are safe.
@@ -35,7 +35,7 @@ def learn_merges(documents: Iterable[bytes], *, num_merges: int, split: str) -> 
     import rustbpe
 
     if not num_merges:
-        for _ in documents:  # iterate even if no merges are needed, because the caller's iterator also checks its text
+        for _ in documents:  # read all documents even if no merges are needed, because the iterator also checks them
             pass
         return []
     trainer = rustbpe.Tokenizer()
@@ -65,7 +65,7 @@ def replay_merges(tokens: Iterable[bytes], num_merges: int) -> list[tuple[bytes,
 
 
 def _merge(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
-    """Merge the token's bytes using earlier tokens, lowest rank first, leftmost among equals; return the parts."""
+    """Merge the token's bytes into earlier tokens, lowest rank first and leftmost among equals; return what is left."""
     parts = [token[at : at + 1] for at in range(len(token))]
     while len(parts) > 1:
         best_rank, best_at = len(ranks), -1

@@ -2,11 +2,12 @@
 
 Most of the extra memory was freed but not returned, because of two behaviors of glibc, both measured:
 
-large blocks   After one is freed, blocks of its size come from the heap instead of the system. gigatoken requests huge
-               pages for its tables, and those parts of the heap stay huge: a few bytes allocated there later hold two
-               MB. `keep_large_blocks_out` makes large blocks always come from the system.
-one heap each  A chunk of text is read by one thread, encoded by a second and freed by a third, and each of their heaps
-               stays as large as it was at its peak. `release_free_memory` returns the free part.
+large blocks   After a large block is freed, glibc allocates blocks of that size from the heap, not from the system.
+               gigatoken requests huge pages for its tables, and those parts of the heap keep them: a few bytes
+               allocated there later keep 2 MB in use. `keep_large_blocks_out` makes large blocks always come from the
+               system.
+thread heaps   A chunk of text is read by one thread, encoded by a second and freed by a third. Each thread has its own
+               heap, which stays as large as it was at its peak. `release_free_memory` returns the free part.
 
 Other C libraries have neither this behavior nor these calls, so with them this module does nothing.
 """
@@ -27,7 +28,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def keep_large_blocks_out() -> None:
-    """From now on, allocate this process's large blocks directly from the system."""
+    """Make this process allocate large blocks directly from the operating system from now on."""
     glibc = _glibc()
     if glibc is not None:
         glibc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
@@ -35,7 +36,7 @@ def keep_large_blocks_out() -> None:
 
 
 def release_free_memory() -> None:
-    """Return free heap memory to the system. Takes milliseconds, and other threads continue to run meanwhile."""
+    """Return free heap memory to the operating system. This takes milliseconds and does not block other threads."""
     glibc = _glibc()
     if glibc is not None:
         glibc.malloc_trim(0)

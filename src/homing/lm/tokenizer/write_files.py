@@ -63,15 +63,15 @@ SPLITS = {"gpt2": _GPT2, "gpt4": _GPT4}
 
 @dataclass(frozen=True)
 class Facts:
-    """The checked properties of a tokenizer.json that prep needs."""
+    """The properties of a tokenizer.json that prep needs, after validation."""
 
     vocab_size: int
     specials: list[str]  # ordered by id; in our own tokenizers the ids are 0, 1, ...
     split: str  # gpt4, gpt2, or OWN_SPLIT
     num_merges: int
-    mark_id: int = 0  # put before each document
-    end_id: int | None = None  # put after each document, if the model family has a separate token for this
-    why_slow: str = ""  # the reason why only `tokenizers` can encode with it; "" if gigatoken can too
+    mark_id: int = 0  # id of the token placed before each document
+    end_id: int | None = None  # id of the token placed after each document, if the model family has one
+    why_slow: str = ""  # why gigatoken cannot encode with this tokenizer; "" if it can
 
 
 def build_tokenizer_json(merges: Sequence[tuple[bytes, bytes]], specials: Sequence[str], split: str) -> str:

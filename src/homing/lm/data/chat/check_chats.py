@@ -1,6 +1,6 @@
 """Checks every line of chat files before anything is rented, and reports which lines are cut or skipped, and why.
 
-    file -> lines -> form -> rules -> duplicate? -> in both splits? -> rendered -> does it fit?
+    file -> lines -> format -> rules -> duplicate? -> in both splits? -> rendered -> does it fit?
 
 No line is silently fixed or replaced. A line is kept unchanged, cut after the last answer that fits, or skipped, and
 the lines in each group are counted. If there is no renderer (because there is no tokenizer yet), everything except the
@@ -78,7 +78,7 @@ class Doctor:
     findings: list[Finding] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     fixes: dict[str, str] = field(default_factory=dict)  # path -> how to fix the file, for files that cannot be read
-    # For each split, the context length that each conversation needs in order to fit without being cut.
+    # split -> the context length that each of its conversations needs in order not to be cut
     lengths: dict[str, array[int]] = field(default_factory=dict)
     # Called periodically with the number of bytes read from the current file.
     notify: Callable[[int], None] = lambda num_bytes: None
@@ -90,7 +90,7 @@ class Doctor:
         return sum(file.num_faults for file in self.files)
 
     def sorted_findings(self) -> list[Finding]:
-        """Return the findings: first faults, then cuts, then notes. Each group is sorted by file and line."""
+        """Return the findings: faults, then cut conversations, then notes. Each group is sorted by file and line."""
         places = {file.path: number for number, file in enumerate(self.files)}
         actions = ("stops", "skipped", "cut", "kept")
         return sorted(self.findings, key=lambda f: (not f.is_fault, actions.index(f.action), places[f.path], f.line))

@@ -18,7 +18,7 @@ from homing.lm.data.chat.messages import Fault
 
 __all__ = ["Raw", "to_messages", "unused_fields", "which_form"]
 
-Raw = tuple[list[Any], Any]  # messages and tools, both still unchecked
+Raw = tuple[list[Any], Any]  # messages and tools as found in the file, not validated yet
 
 _SPEAKERS = {
     **{"human": "user", "user": "user", "prompter": "user"},
@@ -98,7 +98,7 @@ def _pair_in(value: dict[str, Any]) -> tuple[str, str] | None:
 
 def _from_pair(value: dict[str, Any]) -> list[Any]:
     pair = _pair_in(value)
-    assert pair is not None  # `which_form` has already found a pair
+    assert pair is not None  # `which_form` has already checked that the value has these fields
     system = value.get("system")
     messages = [{"role": "system", "content": system}] if system not in (None, "") else []
     for name, role in zip(pair, ("user", "assistant"), strict=True):

@@ -98,7 +98,7 @@ def _make(
 
 
 def _held_out(inputs: ChatInputs, fraction: float) -> set[bytes]:
-    """Return the digests of the conversations to hold out: exactly the requested fraction, with the lowest hashes.
+    """Return the digests of the conversations to hold out: the lowest hashes, exactly the requested fraction of all.
 
     The hash ignores case and white space, so that near-identical conversations end up in the same split.
     """
@@ -133,7 +133,7 @@ def _write_all(
         for kept in examine(file, "val"):
             _append(writers["val"], kept)
     sources: list[dict[str, Any]] = []
-    # number of conversations from validation files; added to the first source's count below
+    # number of conversations from validation files, which is added to the count of the first source below
     num_given = writers["val"].num_conversations
     for source, files in zip(order.chat, inputs.chat, strict=True):
         before = {name: writer.num_conversations for name, writer in writers.items()}
@@ -244,7 +244,7 @@ def _report(doctor: Doctor, manifest: DataManifest) -> dict[str, Any]:
 
 
 def _fit(doctor: Doctor, context: int) -> dict[str, Any]:
-    """Return how many conversations exceed the context, and the context that would fit the fraction MOST uncut."""
+    """Return the number of conversations that are too long, and the context in which a fraction MOST would fit."""
     needed = sorted(length for lengths in doctor.lengths.values() for length in lengths)
     return {
         "num_conversations": len(needed),

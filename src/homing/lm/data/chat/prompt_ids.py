@@ -46,7 +46,7 @@ class TemplateTurns:
         self.stop_ids = [i for i in (renderer.end_id(), end_of_text_id) if i is not None]
 
     def ask(self, text: str) -> list[int]:
-        """Add the user's turn and open the model's turn; return the ids of all turns, to be passed to `generate`."""
+        """Add a user turn; return the ids of the whole prompt, up to where the model answers, to pass to `generate`."""
         self.messages.append({"role": "user", "content": text})
         try:
             return self._renderer.prompt(self.messages)
@@ -73,7 +73,7 @@ class Prompter:
             self.stop_ids = TemplateTurns(self._renderer, tokenizer.decode, tokenizer.end_of_text_id).stop_ids
 
     def prompt(self, messages: list[Message]) -> list[int]:
-        """Return the ids of all turns, with the model's turn opened; raises Fault if the template rejects the turns."""
+        """Return the ids of the prompt, up to where the model answers; raises Fault if the template rejects it."""
         from homing.lm.generate import ChatTurns
 
         if self._renderer is not None:

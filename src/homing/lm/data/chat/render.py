@@ -91,8 +91,8 @@ def _refuse_odd(path: Path, added: list[dict[str, Any]]) -> None:
         )
 
 
-# Unicode noncharacters, which are reserved for internal use by programs. Those that occur in a text are not used for
-# it.
+# Unicode noncharacters, which are reserved for internal use by programs. For each conversation, only those
+# that do not occur in it are used.
 _SPARE = list(map(chr, range(0xFDD0, 0xFDF0)))
 Span = tuple[int, int]
 
@@ -174,7 +174,7 @@ class Renderer:
         return [_Text(whole, spans, breaker)]
 
     def _alone(self, messages: list[Any], tools: Any, number: int, breaker: str) -> _Text:
-        """Return one answer with the context that the model reads when it generates this answer."""
+        """Render one answer after exactly the text that the model would read before generating it."""
         asked = self.template.render(messages[:number], tools, add_generation_prompt=True)
         answered = self.template.render(messages[: number + 1], tools)
         _check_answer(asked, answered)
@@ -208,14 +208,15 @@ class Renderer:
     def _encode(self, texts: list[_Text]) -> Iterator[Example]:
         """Encode all texts in a single call to the tokenizer, which is faster than one call per text."""
         chunks: list[str] = []
-        # For each text: where each of its parts begins and, for a marker, its id.
+        # For each text, one pair per part: the position at which it begins, and its id if it is a marker.
         plans: list[list[tuple[int, int | None]]] = []
         for text in texts:
             plan: list[tuple[int, int | None]] = []
             at = clean_at = 0
             # If an answer begins with white space, encode it separately from the header of its turn, because at
-            # inference the header is encoded before the answer is known. Otherwise a line break that ends the header
-            # and one that begins the answer would become one token, which would count as header and not be learned.
+            # inference the header is encoded before the answer is known. Otherwise a line break at the end of the
+            # header and one at the start of the answer would merge into one token, which would count as part of the
+            # header and not be learned.
             borders = [(start, start) for start, _ in text.spans if text.text[start : start + 1].isspace()]
             markers = [*self.tokens.markers_in(text.text), (len(text.text), len(text.text))]
             for first, last in sorted([*markers, *borders]):

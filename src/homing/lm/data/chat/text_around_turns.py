@@ -82,8 +82,8 @@ def take_apart(renderer: Renderer, tokenizer: Tokenizer) -> Turns:
     )  # fmt: skip
     if not _is_right(turns, ("user",), renderer, tokenizer):
         raise Fault("template", "the chat template writes more around a question than a prefix and a suffix")
-    # If the template does not support an order of roles, omit the parts for that order. Questions in it will then be
-    # rejected.
+    # If the template does not support an order of roles, omit the parts for that order. Questions that use it will then
+    # be rejected.
     for roles, parts in _ORDERS.items():
         if getattr(turns, parts[0]) is not None and not _is_right(turns, roles, renderer, tokenizer):
             left_out: dict[str, Any] = dict.fromkeys(parts)

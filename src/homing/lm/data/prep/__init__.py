@@ -3,7 +3,7 @@
     prep_settings   what was requested, checked before anything is written
     scan_pass       pass one: read, hash and check every byte; train the tokenizer on an even sample
     encode_pass     pass two: documents to ids to shards, with regular resume points
-    work_folder     the unfinished work; at the end, moves the results into place, manifest last
+    work_folder     holds the unfinished work; at the end, moves the results into place, the manifest last
     pipeline        these four in order, skipping what is done
 
 Memory use depends on the chunk size, the encoder's word cache (which is emptied regularly) and the words in the sample,

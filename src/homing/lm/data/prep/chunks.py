@@ -31,7 +31,7 @@ _MB = 1_000_000
 
 @dataclass(frozen=True)
 class Position:
-    """A resume position: all earlier sources and the first `document` documents of source number `source` are done."""
+    """Where to resume: all sources before number `source` are done, and the first `document` documents of that one."""
 
     source: int = 0
     document: int = 0
@@ -50,7 +50,7 @@ class Chunk:
 
 
 class _Pace:
-    """Takes documents until they reach the requested fraction of the files opened so far."""
+    """Limits how much text is taken: the requested fraction of the total size of the files opened so far."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._share = inputs.take_bytes / inputs.num_file_bytes if inputs.is_part else math.inf
@@ -58,7 +58,7 @@ class _Pace:
         self.taken_bytes = 0
 
     def begin_anew(self) -> None:
-        """Reset at the first validation file, so that excess training text does not reduce the validation text."""
+        """Ignore any excess or shortfall of training text, so that it does not affect the amount of validation text."""
         self._allowed = float(self.taken_bytes)
 
     def open(self, source: Source) -> None:
@@ -75,7 +75,7 @@ class _Pace:
 
 
 def _chunk_bytes() -> int:
-    """Return the chunk size. Small chunks are fast and save memory, but cannot keep many cores busy."""
+    """Return the chunk size. Small chunks save time and memory, but more cores need larger chunks to stay busy."""
     return min(max(2, os.cpu_count() or 1), 16) * _MB
 
 
@@ -127,7 +127,7 @@ def ahead(items: Iterator[T], depth: int = 4) -> Iterator[Iterator[T]]:
 
     An exception in the thread is raised again in the consumer. Leaving the context ends the thread.
     """
-    line: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(maxsize=depth)  # an item, a failure, or the end
+    line: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(maxsize=depth)  # item, error, or None at the end
     is_over = threading.Event()
 
     def put(next_: tuple[T] | BaseException | None) -> None:

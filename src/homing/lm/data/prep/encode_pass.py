@@ -29,23 +29,23 @@ __all__ = ["MARK_BYTES", "SLOW_MARK_BYTES", "AnyEncoder", "encode_all", "last_ma
 
 AnyEncoder = Encoder | TheirEncoder
 
-# Bytes of text between two marks: few enough to lose only seconds of work if prep is killed, and enough for the syncs
-# to take little time.
+# Number of bytes of text between two resume points (marks). It is small enough that a killed prep loses only seconds of
+# work, and large enough that syncing to disk takes little time.
 MARK_BYTES, SLOW_MARK_BYTES = 256_000_000, 16_000_000
-# How many bytes of the user's text the encoder is verified on at each start. Few, because `tokenizers` is slow.
+# Number of bytes of the user's text on which the encoder is verified at each start. Small, as `tokenizers` is slow.
 _PROOF_BYTES = 32_000
-# Up to this many runs of consecutive documents of the same split are written one by one. With more runs, it is faster
-# to gather the documents of each split first.
+# Consecutive documents that belong to the same split form a run. A chunk with up to this many runs is written run by
+# run. With more runs, it is faster to gather the documents of each split first.
 _MAX_RUNS = 64
-# Maximum number of chunks that are being encoded, two at a time, or waiting to be written.
+# Maximum number of chunks in progress: those being encoded (two at a time) and those waiting to be written.
 _NUM_UNDER_WAY = 3
-# Return free heap memory to the system each time this many bytes have been encoded. The first time comes earlier, soon
-# after loading.
+# Number of bytes to encode before free heap memory is returned to the operating system again, and before the first
+# time, which comes soon after loading.
 _RELEASE_BYTES, _FIRST_RELEASE_BYTES = 32_000_000, 8_000_000
 
 
 def last_mark(work: Work, rule: SplitRule) -> dict[str, Any]:
-    """Return the last mark, or {} if there is none or it has a different rule."""
+    """Return the last mark (resume point), or {} if there is none or it was made with a different split rule."""
     mark: dict[str, Any] = work.state.get("mark") or {}
     return mark if mark.get("rule") == asdict(rule) else {}
 
@@ -98,7 +98,7 @@ def encode_all(
                     shard_writer.submit(release_free_memory)
                 if marking.is_due(chunk.num_text_bytes):
                     writing.result()
-                    if proof is not None:  # finish verifying, because a resumed prep run does not verify earlier text
+                    if proof is not None:  # a prep run that resumes here will not verify earlier text
                         proof.check(is_last=True)
                     position = {"source": chunk.after.source, "document": chunk.after.document}
                     states = {"train": train.mark(), "val": val.mark()}
@@ -115,7 +115,7 @@ def encode_all(
 
 
 class _Every:
-    """Becomes due once per `num_bytes` of text. The first interval may be shorter."""
+    """Counts bytes of text: `is_due` returns True after each `num_bytes`. The first time may come sooner."""
 
     def __init__(self, num_bytes: int, *, first: int | None = None) -> None:
         self._every, self._since = num_bytes, num_bytes - first if first is not None else 0
@@ -129,7 +129,7 @@ class _Every:
 
 
 def _with_sides(chunks: Iterator[Chunk], rule: SplitRule) -> Iterator[tuple[Chunk, npt.NDArray[np.bool_]]]:
-    """Yield chunks with a val flag per document, after splitting documents if the rule says so.
+    """Yield each chunk with one flag per document: whether it goes to val. Splits documents if the rule requires it.
 
     Runs in the reader thread.
     """
@@ -169,8 +169,8 @@ def _few(documents: list[bytes]) -> Iterator[bytes]:
     for document in documents:
         if left <= 0:
             return
-        # Take only the beginning of a document, and drop a character that was cut in half, which would not be valid
-        # UTF-8.
+        # Take only the beginning of a document. If that cuts a character in half, drop the character, because half a
+        # character is not valid UTF-8.
         yield document[:left].decode(errors="ignore").encode()
         left -= len(document)
 

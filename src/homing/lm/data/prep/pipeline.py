@@ -51,15 +51,15 @@ from homing.wire.shard_manifest import DataManifest, SourceFile, Split, val_shar
 
 __all__ = ["prepare"]
 
-# If the held-out fraction is off by more than the first value, tokens are counted; by more than the second, the user is
-# warned.
+# If the held-out fraction differs from the requested one by more than the first value, it is corrected by counting
+# tokens. If it then differs by more than the second value, the user is warned.
 _SHARE_RETRY, _SHARE_WARN = 0.0075, 0.01
 
 Report = Callable[[Progress], None]
 
 
 def prepare(order: PrepOrder, report: Report) -> DataManifest:
-    """Write shards, tokenizer and manifest to `order.dir`. Can be killed at any point and run again."""
+    """Write shards, tokenizer and manifest to `order.dir`. If prep is killed, the next call continues the work."""
     _need("rustbpe", "gigatoken", "tokenizers")
     facts = check_order(order)
     inputs = find_inputs(order)
@@ -109,7 +109,7 @@ def _work_through(job: _Job) -> DataManifest:
 
 
 def _make(job: _Job) -> DataManifest:
-    """Do everything except publishing; return the manifest."""
+    """Run all stages of prep except publishing the result; return the manifest."""
     work, splits = job.work, None
     # If there is an existing tokenizer, load it in another thread while reading begins.
     with ThreadPoolExecutor(1, "prefetch") as executor:
@@ -165,8 +165,8 @@ def _scan_and_encode(job: _Job, encoder: Callable[[], AnyEncoder]) -> tuple[Scan
     """With an existing tokenizer, scan and encode in one pass if the split is known in advance, else only scan.
 
     The split is known in advance if there are many documents. If there turn out to be few after all, the shards are
-    written again. A killed pass leaves a mark but no scan. In that case all text is scanned again, and the encoded part
-    is kept if the split is the same.
+    written again. If a pass is killed, its mark (resume point) exists, but the result of its scan does not. In that
+    case all text is scanned again, and the encoded part is kept if the split is the same.
     """
     if "scan" in job.work.state:
         return Scan(**job.work.state["scan"]), None
@@ -239,7 +239,7 @@ def _as_learned(job: _Job) -> _Job:
 
 
 def _encode(job: _Job, scan: Scan, encoder: Callable[[], AnyEncoder]) -> dict[str, Split]:
-    """Run pass two, starting from the last mark."""
+    """Run pass two, starting from the last mark (resume point)."""
     _check_disk(job, scan.num_text_bytes)
     mark = last_mark(job.work, scan.rule)
     cuts = Cuts(scan.unmarked_bytes, job.order.text_field, is_checked=False)
@@ -333,7 +333,7 @@ def _manifest(job: _Job, scan: Scan, splits: dict[str, Split]) -> DataManifest:
 
 
 def _check_disk(job: _Job, num_text_bytes: int) -> None:
-    # This assumes four bytes of text per token. If there are more tokens, they may still fill the disk.
+    # This assumes four bytes of text per token. Text with more tokens may still fill the disk.
     target, width = job.order.dir, 2 if dtype_for(job.facts.vocab_size) == "uint16" else 4
     needed, free = num_text_bytes // 4 * width, shutil.disk_usage(target).free
     if free < needed:

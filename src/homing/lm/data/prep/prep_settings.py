@@ -94,7 +94,7 @@ class Inputs:
 
 
 def check_order(order: PrepOrder) -> Facts:
-    """Return the facts about the resulting tokenizer; raises DataError if the request cannot work."""
+    """Return the properties of the resulting tokenizer; raises DataError if the request cannot be fulfilled."""
     pattern_named(order.split)
     if not 0 <= order.val_fraction <= 0.5 or 0 < order.val_fraction < MIN_VAL_FRACTION:
         raise DataError(
@@ -192,7 +192,7 @@ def settings_of(order: PrepOrder, facts: Facts, inputs: Inputs) -> dict[str, Any
     """Return all settings that affect the result, for the manifest. The text itself is not included."""
     settings = {
         "text": list(order.text),
-        "num_text_files": len(inputs.text),  # these come first in the list of sources, before the validation files
+        "num_text_files": len(inputs.text),  # in the list of sources, these files precede the validation files
         "validation": list(order.validation),
         "val_fraction": 0.0 if order.validation else float(order.val_fraction),
         "text_field": order.text_field,
@@ -209,7 +209,7 @@ def settings_of(order: PrepOrder, facts: Facts, inputs: Inputs) -> dict[str, Any
         settings["named"] = order.named
     if inputs.is_part:
         settings["take_bytes"] = order.take_bytes
-    if facts.why_slow:  # this is a third-party tokenizer, with its accompanying files
+    if facts.why_slow:  # a third-party tokenizer, which has its own accompanying files
         _refuse_links(existing_tokenizer(order).parent)
         metadata_paths = [existing_tokenizer(order).parent / name for name in METADATA_FILES]
         settings["metadata"] = {path.name: file_sha256(path) for path in metadata_paths if path.is_file()}

@@ -1,10 +1,10 @@
 """Pass one of prep: reads, hashes and checks all text that prep will use, so that no invalid text reaches the shards.
 
-It counts documents and bytes and determines the split between train and val. Meanwhile it yields an even sample of the
-text, for training the tokenizer.
+It also counts documents and bytes, determines the split between train and val, and yields an evenly spread sample of
+the text, on which the tokenizer is trained.
 
-A document is added to the sample whenever the fraction of the sample collected does not exceed the fraction of input
-read. So the sample covers the whole input evenly, is deterministic, and needs neither unpacked sizes nor a second pass.
+A document is added whenever the sample is not filling up faster than the input is being read. So the sample covers the
+whole input evenly, is deterministic, and needs neither a second pass nor the decompressed file sizes.
 
 If no tokenizer has to be trained, the chunks can be encoded as they arrive, provided that the split is known in
 advance. It is known if there are many documents, and the first chunk shows whether that is likely.
@@ -26,7 +26,7 @@ from homing.units import counted, format_bytes
 __all__ = ["Scan", "Scanner", "marker_note", "part_note", "passage_note", "rule_by_passages", "scan_warnings"]
 
 
-_MOST_NAMED = 20  # maximum number of files to record in each list of names
+_MOST_NAMED = 20  # maximum number of file names to record in each list
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Scan:
     files_cut: list[str]
     windows_files: list[str] = field(default_factory=list)
     passage_bytes: int = 0  # see SplitRule
-    is_by_tokens: bool = False  # whether the rule was chosen by counting tokens, because the fraction by bytes was off
+    is_by_tokens: bool = False  # whether the rule is based on token counts, because byte counts were too inaccurate
 
     @property
     def rule(self) -> SplitRule:
@@ -60,7 +60,7 @@ class Scanner:
         self._cuts = Cuts(unmarked_bytes_for(inputs.num_bytes), order.text_field)
         self._fraction = 0.0 if inputs.validation else order.val_fraction
         self._small = SmallCorpus(self._fraction)
-        # The rule to use if there are many documents; `result` decides whether there are.
+        # The split rule to use if there are many documents; `result` determines whether that is the case.
         self.likely_rule = SplitRule(int(self._fraction * HASH_SPACE))
         self._sha256s: list[str] = []
         self._num_documents = self._num_val_documents = self._num_text_bytes = 0
@@ -78,7 +78,7 @@ class Scanner:
                 self._notify(chunk.read_bytes)
 
     def is_likely_small(self, first: Chunk) -> bool:
-        """Return whether, judging by the first chunk, there are too few documents for the default threshold."""
+        """Return whether the first chunk suggests that there are too few documents for the usual way of splitting."""
         share = first.read_bytes / self._inputs.num_bytes
         return self._small.is_small and len(first.documents) <= self._small.max_documents * share
 
@@ -132,7 +132,7 @@ def rule_by_passages(
 ) -> SplitRule:
     """Read all text and return the rule that holds out the requested fraction, measured by `weigh` (bytes or tokens).
 
-    If there are too many documents for this, return the scan's own rule without reading the text.
+    If there are too many documents to do this, return the rule from the scan without reading the text.
     """
     if not Passages.can_hold(scan.num_documents):
         return scan.rule

@@ -47,9 +47,9 @@ class Work:
         self.state: dict[str, Any] = {}
 
     def begin(self, fingerprint: dict[str, Any], *, is_forced: bool) -> bool:
-        """Continue existing work with the same settings and inputs, or start empty.
+        """Continue unfinished work if its settings and inputs are the same, else discard it and start from scratch.
 
-        Returns whether there is anything to continue.
+        Returns whether there is any work to continue.
         """
         wanted = hashlib.sha256(json.dumps([_FORMAT, fingerprint], sort_keys=True).encode()).hexdigest()
         found = self._read()
@@ -168,7 +168,7 @@ def publish(work: Work, manifest: DataManifest, inputs: Inputs) -> None:
         if path.name not in names and (_SHARD.fullmatch(path.name) or path.name in _others_extras(manifest)):
             path.unlink()
     for name in names:
-        # If the file is absent, an earlier prep run moved it before it was killed: nothing else removes files from this
+        # If the file is absent, an earlier prep run moved it and was then killed: nothing else removes files from this
         # folder.
         if (work.folder / name).exists():
             os.replace(work.folder / name, work.target / name)
@@ -186,7 +186,7 @@ def publish(work: Work, manifest: DataManifest, inputs: Inputs) -> None:
 
 
 def find_finished(target: Path, settings: dict[str, Any], inputs: Inputs) -> DataManifest | None:
-    """Return the manifest if prep has already finished here with the same settings and text, else None."""
+    """Return the manifest if prep has already finished in this folder with the same settings and text, else None."""
     try:
         manifest = loads(DataManifest, (target / MANIFEST).read_bytes())
     except (OSError, WireError):
@@ -196,7 +196,7 @@ def find_finished(target: Path, settings: dict[str, Any], inputs: Inputs) -> Dat
         return None
     if _stamps(target) == json.loads(json.dumps(inputs.stamps)):
         return manifest
-    # The modification times differ, so compare the content, but read it only if the sizes agree.
+    # The modification times differ, so compare the content. If the sizes differ too, there is no need to read it.
     if [(s.path, s.num_bytes) for s in inputs.sources] != [(s.path, s.num_bytes) for s in manifest.source]:
         return None
     if any(file_sha256(source.path) != source.sha256 for source in manifest.source):
@@ -226,7 +226,7 @@ def tokenizer_files(manifest: DataManifest) -> list[str]:
 
 
 def _others_extras(manifest: DataManifest) -> tuple[str, ...]:
-    """Return names of a previous tokenizer's files that could be mistaken for files of the new third-party one."""
+    """Return the names of an old tokenizer's files that could be mistaken for files of a new third-party tokenizer."""
     return (*EXTRAS, *METADATA_FILES) if "metadata" in manifest.settings else ()
 
 

@@ -63,7 +63,7 @@ class Mixture:
 
 
 def mixture_of(manifest: DataManifest, split: str) -> Mixture:
-    """Return the mixture that prep recorded. Validation reads each conversation once, regardless of weights."""
+    """Return the mixture that prep recorded; for validation, one in which every conversation occurs once."""
     sources = manifest.settings["sources"]
     is_train = split == "train"
     return Mixture([int(s["num"][split]) for s in sources], [float(s["copies"]) if is_train else 1.0 for s in sources])
@@ -191,8 +191,8 @@ class PackedConversations:
 def _chosen(mixture: Mixture, seed: int, epoch: int) -> NDArray[np.int64]:
     """Return the conversations of one epoch, with each source repeated as often as the mixture requires.
 
-    For a fractional number of copies, part of the source is repeated once more. From epoch to epoch, this part moves
-    through the source in a fixed order, so that over time all conversations of the source occur equally often.
+    If the number of copies is fractional, part of the source is repeated once more. Each epoch repeats the next part,
+    in a fixed order, so that over time all conversations of the source occur equally often.
     """
     chosen, first = [], 0
     for place, (count, copies) in enumerate(zip(mixture.counts, mixture.copies, strict=True)):

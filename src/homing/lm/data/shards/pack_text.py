@@ -22,7 +22,7 @@ from homing.lm.data.shards.read_shards import TokenSplit
 
 __all__ = ["PackedStream", "check_ids", "permutation"]
 
-# Number of epochs to keep in memory: a read at the end of an epoch continues in the next one.
+# Number of epochs to keep in memory: two, because a read at the end of an epoch continues in the next one.
 _EPOCHS_KEPT = 2
 
 
@@ -33,7 +33,7 @@ class _Epoch:
 
 
 class PackedStream:
-    """Reads tokens [start, start + count) of the endless stream, in time that does not depend on `start`."""
+    """An endless stream of tokens with random access: reading takes equally long at any `start` position."""
 
     def __init__(self, split: TokenSplit, *, seed: int) -> None:
         assert split.num_tokens > 0, "an empty split has no stream"
@@ -64,7 +64,7 @@ class PackedStream:
         first = int(np.searchsorted(epoch.starts, start, side="right")) - 1
         last = int(np.searchsorted(epoch.starts, start + len(out), side="left"))
         documents = epoch.order[first:last]
-        # From here on, positions are token offsets in the whole split. The first and last document may be cut.
+        # From here on, positions are token offsets in the whole split. The read may start or end inside a document.
         begins = self.split.document_starts[documents]
         ends = begins + self._lengths[documents]
         begins[0] += start - epoch.starts[first]

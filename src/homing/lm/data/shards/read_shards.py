@@ -148,5 +148,5 @@ def map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     if path.stat().st_size == 0:  # an empty file cannot be mapped, but a split may contain an empty shard
         return np.empty(0, dtype=dtype)
     with open(path, "rb") as file:
-        # Wrap the map in a plain ndarray, because slicing an np.memmap (a subclass) takes microseconds.
+        # Wrap the memory map in a plain ndarray, because slicing an np.memmap (a subclass) takes microseconds.
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=dtype)

@@ -96,7 +96,7 @@ class ShardWriter:
         return self._state.num_tokens + sum(int(shard["num_tokens"]) for shard in self._state.shards)
 
     def append(self, ids: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64], num_text_bytes: int) -> None:
-        """Append documents. `starts` contains the offset of each document in `ids`, followed by their end."""
+        """Append documents. `starts` contains the offset of each document in `ids`, followed by the length of `ids`."""
         num_documents = len(starts) - 1
         self._state.num_text_bytes += num_text_bytes
         tokens, begins = self._with_ends(ids, starts)
@@ -129,7 +129,7 @@ class ShardWriter:
                 file.abandon()
 
     def _with_ends(self, ids: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64]) -> tuple[Any, Any]:
-        """Return tokens with <|endoftext|> before each document, and the offsets of the documents and of the end."""
+        """Return tokens with <|endoftext|> before each document, and the documents' offsets, ending with the length."""
         begins = starts + np.arange(len(starts))
         tokens = np.full(begins[-1], self._end_of_text_id, dtype=self._dtype)
         is_text = np.ones(len(tokens), dtype=bool)
@@ -138,7 +138,7 @@ class ShardWriter:
         return tokens, begins
 
     def _last_that_fits(self, begins: npt.NDArray[np.int64], first: int) -> int:
-        """Return the end index (exclusive) of the documents that still go into the open shard."""
+        """Return the index of the first document that no longer goes into the open shard."""
         room = self._shard_tokens - self._state.num_tokens
         reached = int(np.searchsorted(begins, begins[first] + room, side="left"))
         return min(max(reached, first + 1), len(begins) - 1)

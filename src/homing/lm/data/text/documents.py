@@ -48,14 +48,14 @@ class Cuts:
     is_checked: bool = True  # whether to validate UTF-8; only the first pass needs to
     num_plain_files: int = 0
     num_marked_files: int = 0
-    files_cut: list[str] = field(default_factory=list)  # files without markers that are too large for one document
+    files_cut: list[str] = field(default_factory=list)  # files with no markers, and too large for one document
     windows_files: list[str] = field(default_factory=list)  # files with CRLF line endings
 
 
 def unmarked_bytes_for(total_bytes: int) -> int:
-    """Return the document size for text without markers.
+    """Return the size of the documents into which text without markers is cut.
 
-    It is small enough to cut even a short text into many documents, but large enough for each to have some context.
+    It is small enough that even a short text becomes many documents, but large enough that each has some context.
     """
     return min(max(total_bytes // 256, 8 << 10), 256 << 10)
 
@@ -78,7 +78,7 @@ def cut(text: bytes, limit: int) -> Iterator[bytes]:
 
 
 def _border(text: bytes, first: int, last: int) -> int:
-    """Return where to cut in [first, last]: after the first boundary of the best kind, or between two characters."""
+    """Return a position in [first, last] to cut at: after the best boundary found there, else between characters."""
     for border in _BORDERS:
         at = text.find(border, first, last)
         if at >= 0:

@@ -37,8 +37,8 @@ from homing.lm.data.text.read_bytes import Reading, check_unpacked
 __all__ = ["Group", "check_pages", "rows_of", "texts_of"]
 
 _BATCH_BYTES = 1 << 20  # target size of a batch of rows, estimated from the mean row size of the row group
-_ROWS_BYTES = 16 << 20  # maximum size of a batch if every row contained the largest value of each dictionary
-# Maximum number of rows per batch. If texts repeat, a row group declares far fewer bytes than its rows need in memory.
+_ROWS_BYTES = 16 << 20  # maximum size of a batch, assuming that every row holds the largest value of each dictionary
+# Maximum number of rows per batch: if texts repeat, rows take far more memory than their row group declares.
 _MOST_ROWS = 512
 _PAGES_BYTES = 1 << 20  # number of bytes to read ahead in a column
 _MOST_NAMED = 20  # maximum number of columns listed in an error
@@ -126,7 +126,7 @@ def _batches(reading: Reading, table: Any, columns: list[str]) -> Iterator[tuple
             "batch_size": _rows_at_once(table.metadata.row_group(number), group),
             "row_groups": [number],
             "columns": columns,
-            "use_threads": False,  # off, because another thread already processes rows while this one reads
+            "use_threads": False,  # another thread already processes rows while this one reads
         }
         for batch in table.iter_batches(**wanted):
             first, done = done + 1, done + len(batch)
@@ -275,7 +275,7 @@ class _Thrift:
         return fields
 
     def _value(self, kind: int) -> Any:
-        if kind in (1, 2, 3):  # a boolean inside a list, or a byte
+        if kind in (1, 2, 3):  # a byte, or a boolean inside a list, which also takes one byte
             return self._byte()
         if kind in (4, 5, 6):
             return self._signed()

@@ -25,8 +25,8 @@ __all__ = ["HASH_SPACE", "Choice", "Passages", "SmallCorpus", "SplitRule", "choo
 HASH_SPACE = 2**64
 _MAX_EXACT = 200_000
 _END_BYTES = 1024
-# A val split is close enough if its fraction differs from the requested one by no more than this. For a small fraction,
-# the limit is a quarter of it.
+# A val split is close enough if its fraction differs from the requested one by no more than this, and by no more than a
+# quarter of the requested fraction.
 _NEAR_ENOUGH = 0.005
 # Several passages make a more representative val split than one, but very short passages are of little use.
 _PASSAGES_WANTED, _MIN_PASSAGE_BYTES = 8, 256
@@ -47,14 +47,14 @@ class SplitRule:
     passage_bytes: int = 0  # documents are cut into passages of 1 to 2 times this size; 0 keeps them whole
 
     def parts_of(self, document: bytes) -> Iterator[tuple[bytes, bool]]:
-        """Cut a document into passages; yield the parts for each split, and whether each part goes to val."""
+        """Cut a document into passages, join neighbors of the same split, and yield each part with its val flag."""
         sided = [(part, document_hash(part) < self.threshold) for part in cut(document, self.passage_bytes)]
         for is_val, parts in groupby(sided, key=lambda one: one[1]):
             yield b"".join(part for part, _ in parts), is_val
 
 
 class SmallCorpus:
-    """Collects the hash and size of each document. If there are too many documents, it discards everything."""
+    """Collects the hash and size of every document, but discards them once there are more than `max_documents`."""
 
     def __init__(self, val_fraction: float) -> None:
         # With forty expected val documents, the chance of an empty val split is below 1e-17.
@@ -77,7 +77,7 @@ class SmallCorpus:
 @dataclass(frozen=True)
 class Choice:
     threshold: int  # 0 if nothing can be held out
-    miss: float  # difference between val's fraction and the requested fraction
+    miss: float  # difference between the actual and the requested fraction of val
 
     def is_near(self, val_fraction: float) -> bool:
         return self.miss <= min(_NEAR_ENOUGH, val_fraction / 4)
@@ -101,7 +101,7 @@ def choose(val_fraction: float, hashes: array[int], sizes: array[int] | array[fl
 
 
 class Passages:
-    """Collects hashes and sizes of whole documents, and of their passages for several passage sizes."""
+    """Collects hashes and sizes of whole documents, and of the passages into which several sizes would cut them."""
 
     def __init__(self, val_fraction: float, num_text_bytes: int) -> None:
         largest = min(int(val_fraction * num_text_bytes / _PASSAGES_WANTED), MAX_DOCUMENT_BYTES // 2)

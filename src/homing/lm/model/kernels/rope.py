@@ -24,7 +24,7 @@ from homing.lm.model.kernels.layout_checks import check, launching
 __all__ = ["rotate", "rotate_backward"]
 
 _WARPS = 4
-# for a program in the backward pass: number of heads processed at a time, and number of iterations
+# In the backward pass, each program processes this many heads at a time, in this many iterations.
 _ROWS, _TURNS = 32, 8
 
 

@@ -145,7 +145,7 @@ def _swiglu_backward(gate_up_ptr, dy_ptr, out_ptr, width, BLOCK: tl.constexpr):
 
 
 def differentiate_(logits_nP: Tensor, targets_n: Tensor, count: Tensor, vocab_size: int, softcap: float) -> Tensor:
-    """Return the loss of each row, and overwrite `logits_nP` with d mean loss / d logits, zero in padding columns."""
+    """Return the loss of each row; overwrite the logits with the gradient of the mean loss (0 in padding columns)."""
     num_rows, num_cols = logits_nP.shape
     check(logits_nP.stride(1) == 1, f"logits have strides {logits_nP.stride()}: a row must be contiguous")
     check(targets_n.shape == (num_rows,), f"{tuple(targets_n.shape)} targets for {num_rows} rows")

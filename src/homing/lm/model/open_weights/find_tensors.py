@@ -43,7 +43,7 @@ class WeightFiles:
 
     @property
     def main_dtype(self) -> str:
-        """The dtype of most of the weights. Norms may have a wider dtype than matrices."""
+        """The dtype in which most weights are stored. Norms may be stored in a wider dtype than matrices."""
         counts: dict[str, int] = {}
         for name, dtype in self.dtypes.items():
             size = 1

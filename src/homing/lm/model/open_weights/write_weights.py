@@ -2,8 +2,8 @@
 
     one file up to `shard_bytes`, else model-00001-of-0000N.safetensors and an index that names each tensor's file
 
-Weights loaded from bf16 into fp32 are saved to bf16 without changing a bit, so untrained weights are saved exactly as
-they were loaded.
+Converting weights from bf16 to fp32 and back changes no bits, so untrained weights are saved exactly as they were
+loaded.
 """
 
 from __future__ import annotations
