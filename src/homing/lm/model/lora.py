@@ -135,7 +135,7 @@ def load_base(
 def freeze(model: Decoder, storage: str, device: torch.device | None = None) -> str:
     """Freeze a Decoder in memory, converting and freeing one matrix at a time; return the hash of its weights.
 
-    The frozen weights are put on `device`, or remain on the current device if it is None.
+    The frozen weights are stored on `device`; if it is None, they stay on the model's device.
     """
     left = dict(model.named_parameters())
     pairs = ((name, model.cut_padding(name, left.pop(name).detach())) for name in list(left))
