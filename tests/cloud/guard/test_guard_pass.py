@@ -1332,7 +1332,7 @@ def test_an_instance_without_a_run_is_reported_and_not_destroyed(home: Home, tmp
     forget(home.path)
     home = Home(home.path, home.world)
     made = guard_pass(home)
-    assert "belongs to no run. Resolve it: homing reconcile" in made.may_bill[0]
+    assert "belongs to no known run. Resolve it: homing reconcile" in made.may_bill[0]
     assert home.provider("local").describe(done.instance.id).state == "ready"
 
 
