@@ -26,7 +26,10 @@ def command(
     ] = False,
     while_billing: Annotated[
         bool,
-        typer.Option("--while-billing", help="Exit after 15 minutes without billing; `launch` starts guards this way."),
+        typer.Option(
+            "--while-billing",
+            help="Exit once nothing has been billed for 15 minutes; `launch` starts guards with this option.",
+        ),
     ] = False,
     json_: Json = False,
 ) -> None:

@@ -22,7 +22,7 @@ def command(
         bool, typer.Option("--destroy", help="Destroy resources that are left over or missing from the ledger.")
     ] = False,
     is_adopt: Annotated[
-        bool, typer.Option("--adopt", help="Add resources that are missing from the ledger, and keep them.")
+        bool, typer.Option("--adopt", help="Record resources that the ledger does not list, and keep them running.")
     ] = False,
     yes: Yes = False,
     json_: Json = False,
