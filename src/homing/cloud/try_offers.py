@@ -127,7 +127,10 @@ def _near(plan: Plan, exact: Exact) -> list[str]:
 
 
 def is_within_plan(row: OfferPlan, agreed: OfferPlan, limit_usd_per_hour: Decimal | None) -> bool:
-    """Return True if this offer may replace the agreed one without asking again. If limits.rate is set, it decides."""
+    """Return True if this offer may replace the agreed one without asking again.
+
+    If limits.rate is set, only the offer's rate is checked.
+    """
     if limit_usd_per_hour is not None:
         return row.offer.rate_usd_per_hour <= limit_usd_per_hour
     return row.cost_usd <= agreed.cost_usd * MAY_COST and not is_dear(row.offer, None)
@@ -172,7 +175,7 @@ def _resuming(first: Draft, home: Home) -> Iterator[None]:
 
 
 def _as_undone(first: Draft, home: Home) -> RunRow:
-    """Return the run as the failed launch left it. Raise EndedElsewhere if someone has ended it in the meantime."""
+    """Return the run's ledger row after the failed launch. Raise EndedElsewhere if the run was ended since then."""
     run = home.ledger.run(first.run.id)
     if run is None or not run.reason.startswith(UNDONE):
         said = ("gone", "") if run is None else (run.state, run.reason)
@@ -187,7 +190,7 @@ def _next(
     notify: Callable[[str], None],
     agree: Callable[[OfferPlan, Draft], bool],
 ) -> tuple[Draft, RunRow] | None:
-    """Take offers from `rest` until one can be launched. Return its draft and the run's ledger row at that time.
+    """Go through the offers in `rest` until one can be launched. Return its draft and the run's current ledger row.
 
     Returns None if no offer is left or the user declined.
     """
@@ -198,7 +201,7 @@ def _next(
         while True:
             try:
                 ready = _instead(first, last, row, home)
-            except UsageError as exc:  # too expensive for the rest of the limit, or unable to reach the store
+            except UsageError as exc:  # the offer is too expensive for the rest of the limit, or cannot reach the store
                 notify(f"{name_of(row.offer)}: {exc.what}")
                 break
             if agreed is not None:

@@ -368,7 +368,7 @@ def _run_without_file(name: str) -> tuple[str, str] | None:
 
 
 def _file_of(record: Path) -> Path:
-    """Return the run file in ./runs that still has the text the run was started with, else the run's own copy."""
+    """Return the run's file in ./runs if it is unchanged since the run started, else the copy stored with the run."""
     sha256 = codec.loads(Run, record.read_bytes()).run_file_sha256
     same = [file for file in run_files().values() if _sha256(file) == sha256]
     return same[0] if same else _copy_of(record)

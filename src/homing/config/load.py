@@ -65,7 +65,7 @@ class Loaded:
 def load_run(
     name_or_path: str, sets: Sequence[str] = (), *, is_smoke: bool = False, is_for_prep: bool = False
 ) -> Loaded:
-    """Return the run described by NAME (./runs/NAME.yaml) or by a path; raise RunFileError with every mistake at once.
+    """Return the run described by NAME (./runs/NAME.yaml) or by a path. Raise RunFileError, listing all mistakes.
 
     `is_for_prep` ignores existing prepared data: a user who changes the vocabulary and prepares again must not get an
     error because the old tokenizer does not match.
@@ -125,7 +125,7 @@ def _by_line(mistake: Mistake) -> tuple[bool, int, str]:
 
 
 def with_phases(sets: Sequence[str] | None, phases: str | None) -> list[str]:
-    """Return the --set options, with --phase added as the setting `train.only` that it abbreviates."""
+    """Return the --set options. If --phase was given, add the `train.only` setting that it stands for."""
     return [*(sets or []), *([f"train.only={phases}"] if phases else [])]
 
 

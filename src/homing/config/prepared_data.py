@@ -113,7 +113,10 @@ def _read_tokenizer(path: Path) -> tuple[int, list[str]]:
 
 
 def missing_files(prepared: Prepared, *, is_hashing: bool = False) -> list[str]:
-    """Return a sentence for each file that is missing or empty, or has the wrong size or (if `is_hashing`) content."""
+    """Return a sentence for each file that is missing, empty or of the wrong size.
+
+    With `is_hashing`, also compare each file's content with its recorded hash. The tokenizer is always compared.
+    """
     problems = []
     wanted: list[tuple[str, int | None, str]] = []
     if not prepared.manifest.template_sha256:  # conversations use the run's tokenizer

@@ -22,7 +22,7 @@ from homing.world import World
 
 __all__ = ["LOOKS", "TRIES", "Once", "look_for"]
 
-LOOKS = 3  # how many times to look for our mark while the list may be stale
+LOOKS = 3  # how many times to look for an instance with our mark while the list may be stale
 TRIES = 2
 
 

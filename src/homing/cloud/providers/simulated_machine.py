@@ -1,7 +1,7 @@
 """A machine simulated by processes on this computer, which are identified by a variable in their environment.
 
 `local` and the machines of the fake cloud are such process trees. They outlive the process that started them. No pid
-needs to be recorded, because every process with the variable belongs to the tree, whatever happened to its parent.
+needs to be recorded, because every process with the variable belongs to the tree, even if its parent is gone.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     stored_runs -> propose (the run, spend, instances) -> adopt: lease, then ledger, documents, record, refresh
 
-The lease comes first, because from then on the other computer writes nothing more. If the command is killed after that,
+The lease comes first, because once it is taken, the other computer stops writing. If the command is killed after that,
 running it again continues where it left off. The spend of an open attempt is recomputed, because a record is only as
 current as its last write.
 """
@@ -68,7 +68,7 @@ def propose(store: Store, wanted: str, home: Home) -> Proposal:
     """
     records = stored_runs(store)
     found = [each for each in records if wanted in (each.run_id, each.run_name)]
-    # The sort is stable, so the newest run stays first. If computers' clocks differ, only ended runs can be misordered.
+    # The sort is stable, so the newest run stays first. If clocks differ, only ended runs can be misordered.
     found.sort(key=lambda each: (each.run_id != wanted, all(one.ended_at is not None for one in each.attempts)))
     record = next(iter(found), None)
     if record is None:
@@ -102,7 +102,7 @@ def adopt(proposal: Proposal, store: Store, home: Home) -> tuple[RunRow, list[st
 
 
 def _settled(home: Home, run_id: str, problems: list[str]) -> tuple[RunRow, list[str]]:
-    """Update the run from the providers and the store, as far as they can be reached from here, and return it."""
+    """Update the run from every provider and store that can be reached from here, and return the run."""
     problems = problems + refresh(home)
     row = home.ledger.run(run_id)
     assert row is not None, run_id
@@ -127,7 +127,7 @@ def _mark_to_keep(proposal: Proposal) -> str:
 
 
 def _restored(home: Home, line: LedgerLine) -> LedgerLine:
-    """Mark an open line as restored if it was lost from the ledger of this $HOMING_HOME, which created the instance."""
+    """Mark an open line as restored if this $HOMING_HOME created its instance but its ledger has lost the line."""
     is_lost = line.destroyed_at is None and home.is_ours(line.mark)
     return dataclasses.replace(line, note=RESTORED + line.note) if is_lost else line
 
@@ -174,8 +174,9 @@ def _last_word(store: Store, run_id: str) -> Heartbeat | None:
 def _by_our_clock(lines: list[LedgerLine], beat: Heartbeat | None, home: Home) -> list[LedgerLine]:
     """Set the start of an open attempt to an earlier time if its agent has counted more time than our clock shows.
 
-    The start was recorded by the clock of the computer that launched the attempt. If our clock is behind that one, the
-    attempt looks too young, and both its receipt and the spend that counts toward the limit would be too low.
+    The start was recorded by the clock of the computer that launched the attempt. If our clock is behind
+    that computer's clock, the attempt seems to have run for less time than it has. Then both its receipt and the spend
+    that counts toward the limit would be too low.
     """
     now, found = home.world.now(), []
     for line in lines:
@@ -188,7 +189,7 @@ def _by_our_clock(lines: list[LedgerLine], beat: Heartbeat | None, home: Home) -
 
 
 def _foreign(record: RunRecord, home: Home) -> list[Adopted]:
-    """Return the record's instances that other owners launched. The caller lets this computer change them."""
+    """Return the record's instances with other owners, so that the caller can record them as adopted by this one."""
     found = [Adopted(each.mark, owner_in(each.mark), each.host, each.home) for each in record.attempts]
     return [each for each in found if each.owner and each.owner != home.owner]
 

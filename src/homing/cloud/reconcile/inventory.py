@@ -1,6 +1,6 @@
 """Compares the ledger with all resources that carry our mark at any provider, for the report of `homing reconcile`.
 
-    instances   known | reopened (was closed, still there) | forgotten (no known run) | waiting (not shown yet)
+    instances   known | reopened (closed too early) | forgotten (no known run) | waiting (not shown yet)
                 absent (closed now, with its receipt) | unborn (a launch that died before its create call)
     resources   in use (its instance lives) | kept (on request, with its rate) | left over (no live instance uses it)
 
@@ -9,8 +9,8 @@ A survey changes nothing but the ledger. It lists only our own resources, and re
 `check_lost` finds out whether an instance of a run may be billing although it is not in the ledger:
 
     the ledger has lines, and nothing else shows the run     it was never launched from here
-    it has a local folder, or a record in the store          look for its mark at its provider
-    the ledger is empty                                      look for our mark at every configured provider
+    it has a local folder, or a record in the store          look for its instance at its provider
+    the ledger is empty                                      look for our instances at every configured provider
 
 `draft` calls `check_lost` so that a launch does not rent a second instance, and the commands call it before they report
 that a run was never launched. `is_lost` is for commands that follow a run until it ends.
@@ -91,7 +91,8 @@ def survey(home: Home) -> Survey:
     for name, answer in _list_resources(home, lines, problems).items():
         if isinstance(answer, list):
             shown += [_resource(home, each, each.mark in live, before) for each in answer]
-        # A UsageError means that the provider is not set up here; refresh reports it if the ledger has lines for it.
+        # A UsageError means that the provider is not set up here. `refresh` reports that if the ledger has lines with
+        # this provider.
         elif not isinstance(answer, UsageError):
             problems.append(_not_asked(name, answer))
             is_blind = (
@@ -131,7 +132,7 @@ def keep(home: Home, finding: Finding) -> str:
 
 
 def kept_key(mark: str) -> str:
-    """Return the key of the action log entry which records that the user keeps this instance."""
+    """Return the key of the action log entry that records the user's decision to keep this instance."""
     return f"kept-{mark}"
 
 

@@ -41,7 +41,7 @@ _RUN_ID = r"-\d{8}-\d{6}-[0-9a-f]{4}"  # matches what follows the name in a run 
 
 @dataclass(frozen=True)
 class LostRun:
-    """A run launched from this computer that is not in the ledger, as far as its local folder describes it."""
+    """What the local folder of a run shows, for a run launched from this computer that is not in the ledger."""
 
     id: str
     name: str
@@ -59,7 +59,7 @@ class LostRun:
 
 
 def what_is_lost(home: Home) -> list[str]:
-    """Say whether the owner and any runs were lost. Call this before `Home.owner`, which restores a lost owner."""
+    """Describe any lost owner and lost runs. Call this before `Home.owner`, which restores a lost owner."""
     owner, runs = lost_owner(home), unknown_runs(home)
     said = [f"{home.owner_path} was lost; the marks in the ledger show that the owner is {owner}."] if owner else []
     if not runs:
@@ -72,7 +72,10 @@ def what_is_lost(home: Home) -> list[str]:
 
 
 def lost_owner(home: Home) -> str:
-    """Return the lost owner as found in the ledger's marks, or "" if it is not lost or cannot be found there."""
+    """If the owner file is lost, return the owner id found in the ledger's marks.
+
+    Return "" if the file is not lost, or if the ledger shows no owner id.
+    """
     return "" if home.has_owner else home.owner_in_ledger()
 
 
@@ -132,7 +135,7 @@ def remembered(home: Home, instance: Instance) -> tuple[RunRow, list[LedgerLine]
 
 
 def is_called(run_id: str, word: str) -> bool:
-    """Return True if `word` is this run's id or name, or ""."""
+    """Return True if `word` is the id or the name of this run. An empty `word` matches every run."""
     return word in ("", run_id) or re.fullmatch(re.escape(word) + _RUN_ID, run_id) is not None
 
 
@@ -146,7 +149,7 @@ def unknown_ids(home: Home) -> list[str]:
 
 
 def read_lost(home: Home, run_id: str) -> LostRun:
-    """Return what the run's local documents say about it. Damaged documents are skipped."""
+    """Return what is known about the run from its local documents. Damaged documents are skipped."""
     folder = home.run_dir(run_id)
     name = re.sub(_RUN_ID + "$", "", run_id)
     lost = LostRun(run_id, name, "")

@@ -154,7 +154,8 @@ def most_usd(home: Home, line: LedgerLine) -> Decimal:
         # attempt's limit never applied to it.
         largest = max(largest, Decimal(run.spend_limit_usd or limit))
     earlier = [each for each in lines if each.attempt < line.attempt]
-    # Leave out attempts that were closed after this one was launched, because their cost was still lower at the launch.
+    # Leave out attempts that were closed after this one was launched: at the launch, their cost was below the final
+    # cost that is recorded now.
     closed = [each for each in earlier if each.destroyed_at is not None and each.destroyed_at <= line.intent_at]
     return largest - sum((Decimal(each.spend_usd) for each in closed), Decimal(0))
 
@@ -170,10 +171,10 @@ def at_their_most(home: Home, lines: Sequence[LedgerLine]) -> list[LedgerLine]:
 
 
 def left_at_most(home: Home, lines: Sequence[LedgerLine]) -> list[LedgerLine]:
-    """Return a live run's lines, in which attempts left open in other accounts appear closed at their maximum cost.
+    """Return a live run's lines, with attempts left open in other accounts shown as closed at their maximum cost.
 
-    The last launch counted these attempts in the same way (`at_their_most`). The last attempt itself counts at its
-    rate, whichever key is set here, because the limit applies to it.
+    The last launch counted those attempts in the same way (`at_their_most`). The last attempt itself counts at its
+    rate, regardless of which key is set here, because the limit applies to it.
     """
     return [
         _at_its_most(home, line)
@@ -255,7 +256,8 @@ def counted(line: LedgerLine, beat: Heartbeat | None, lines: Sequence[LedgerLine
 def _counted_before(earlier: LedgerLine, line: LedgerLine, now: float) -> Decimal:
     """Return an upper bound on what the agent of `line` counts as the cost of an earlier attempt.
 
-    If the earlier attempt was left open in a different account, the launch gave the agent its maximum cost.
+    If the earlier attempt was left open in a different account, the launch gave the agent the maximum
+    cost of that earlier attempt.
     """
     spend = meter.line_spend(earlier, now)
     was_open = earlier.destroyed_at is None or earlier.destroyed_at > line.intent_at
@@ -285,7 +287,7 @@ def _goodbye(home: Home, line: LedgerLine, beat: Heartbeat | None, counted_usd: 
 
 
 def seen_spend(home: Home, line: LedgerLine) -> Decimal:
-    """Return the spend so far, but never less than what this process has seen accrue.
+    """Return the current spend of the instance, but never less than what this process has already observed.
 
     Setting the clock back must not reduce the spend. A process that checks repeatedly, like the guard, measures the
     time with a monotonic clock. A process's first check returns the ledger's figure, because the clock may be wrong.

@@ -1,6 +1,6 @@
 """Brings the ledger up to date with the providers and the store, which are authoritative.
 
-    list_owned of all providers  ->  open lines get state and spend; an instance that ended on its own gets its receipt
+    list_owned of all providers  ->  open lines get state and spend; an instance that has ended gets its receipt;
                                      an instance without a line, or with a closed line, gets an open line
     heartbeat, outcome           ->  the run's state; the lease: whether another computer has adopted it
     changes                      ->  the run's record in its store
@@ -48,7 +48,8 @@ __all__ = [
     "unread",
 ]
 
-# Lists may be stale, so an instance counts as gone only if this many lists, spread over the settle time, lack it.
+# Lists may be stale, so an instance counts as gone only after it was missing from this many lists in a row, spread
+# over the settle time.
 LOOKS = 3
 _RECORD_S = 86400.0  # how long a run's record is still updated after the run has ended
 CREATE_GRACE_S = 900.0  # how long a create call without a response may still take effect
@@ -74,8 +75,9 @@ def refresh(
 ) -> list[str]:
     """Bring the ledger up to date. Return a sentence for each provider or store that could not be queried.
 
-    `by` is the time at which the caller must enforce a limit, so no call waits much longer. The marks of instances at
-    providers that did not answer are added to `silent`, and the names of the providers that answered to `reached`.
+    `by` is the time by which the caller must enforce a limit. Calls wait for answers only until then, or for
+    NEAR_LIMIT_TIMEOUT_S if that is longer. The marks of instances at providers that did not answer are added to
+    `silent`, and the names of the providers that did answer are added to `reached`.
     """
     home.ledger.file.look_again()
     follow_clock(home)
@@ -143,7 +145,7 @@ def _adopted_groups(home: Home) -> list[list[LedgerLine]]:
 
 
 def _close_unborn(home: Home) -> None:
-    """Close the lines of launches that died before their create call, because no instance exists or ever will."""
+    """Close the lines of launches that died before their create call, so that no instance was ever requested."""
     for line in home.ledger.open_lines():
         if line.created_at is not None:
             continue
@@ -261,9 +263,9 @@ def _by_line(listed: list[Instance], lines: dict[str, LedgerLine]) -> dict[str, 
 
 
 def note_duplicate(home: Home, line: LedgerLine | None, instance: Instance) -> list[str]:
-    """Record a duplicate of the line's instance, as billing since the create call.
+    """Record a duplicate of the instance in this ledger line, as billing since the create call.
 
-    Returns a sentence for each of the duplicate's figures that is implausible.
+    Returns a sentence for each implausible figure that the provider reports for the duplicate.
     """
     duplicate = at_its_rate(home, add_duplicate(home, line, instance), instance)
     return _note_owned(home, duplicate, replace(instance, mark=duplicate.mark))
@@ -430,7 +432,8 @@ def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | R
         outcome = found.outcome
         # `homing watch` exits with this code. A requested stop is not a failure, and reaching a limit has its own code.
         code = LimitReached.exit_code if found.is_limit else int(outcome.state == "failed")
-        # The guard measures a wait from this time. Cap it at `now`, because the instance's clock may be ahead.
+        # The guard waits from this time before it destroys the instance. Cap the time at `now`, because the
+        # instance's clock may be ahead.
         ended_at = min(outcome.t or now, now)
         # An instance that is destroyed from here receives the same signal as one that is preempted.
         is_cut = outcome.is_preempted or found.is_unasked

@@ -137,7 +137,10 @@ def _steps(home: Home, run: RunRow) -> dict[str, int]:
 
 
 def newest_beat(status: Status, metric: Metric | None) -> Heartbeat | None:
-    """Return the heartbeat, updated with the newest metric if that is newer (by up to one heartbeat interval)."""
+    """Return the heartbeat, updated with the newest metric if the metric is newer than the heartbeat.
+
+    A metric can be newer by up to one heartbeat interval.
+    """
     beat = status.reports.heartbeat if status.reports else None
     if beat is None or metric is None:
         return beat
@@ -161,7 +164,7 @@ def newest_beat(status: Status, metric: Metric | None) -> Heartbeat | None:
 
 
 def newest_pushed(home: Home, run: RunRow) -> str:
-    """Return the newest complete checkpoint in the store, as in `pretrain step 1,200`, or "" if there is none.
+    """Return the newest complete checkpoint in the store, formatted like `pretrain step 1,200`; "" if none.
 
     Raises if the store cannot be read.
     """
@@ -212,7 +215,10 @@ def say_figures(figures: Mapping[str, float]) -> list[str]:
 
 
 def how_far(seen: Heartbeat | Metric, phases: Sequence[str], figures: Mapping[str, float] | None = None) -> list[str]:
-    """Return those parts of a status line that come from the trainer and are known, for rented and local runs."""
+    """Return the parts of a status line that the trainer reports, without those that are still unknown.
+
+    Status lines of rented runs and of local runs both use them.
+    """
     parts = []
     if len(phases) > 1 and seen.phase in phases:
         parts.append(f"{seen.phase} {phases.index(seen.phase) + 1}/{len(phases)}")

@@ -3,8 +3,8 @@
     store --poll--> Report(head | line | event | sample | alert | problem)  ...  Report(end)
 
 A failed poll is reported once and retried. Watching also guards the run: it makes the same passes as `homing guard`,
-but only over this run. They end it at its limit and relaunch it after a preemption. When the user stops watching, the
-run continues.
+but only over this run. These passes end the run at its limit and relaunch it after a preemption. When the user stops
+watching, the run continues.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["DEFAULT_EVERY_S", "Report", "watch"]
 
 T = TypeVar("T")
 DEFAULT_EVERY_S = 10.0
-_POLL_S = 2.0  # maximum seconds between polls, however long the interval between printed lines
+_POLL_S = 2.0  # maximum seconds between polls, regardless of the interval between printed lines
 _BLIND_S = 300.0  # how long to wait for an unreadable store once the run has no billing instance
 _REFRESH_S = 10.0  # seconds between queries to the provider
 
@@ -128,7 +128,7 @@ class _Watch:
             self.ending_since = None  # the run has resumed in a new attempt
 
     def _head(self, status: Status) -> Iterator[Report]:
-        """Report, once per machine, its rate, its guards, the newest checkpoint in the store, and the loss so far."""
+        """Report the machine's rate and guards, the newest checkpoint, and the loss, once per machine."""
         beat = status.reports.heartbeat if status.reports else None
         line = status.lines[-1] if status.lines else None
         if line is None or beat is None or not status.run.is_live or line.mark == self.headed:
@@ -213,18 +213,18 @@ class _Watch:
         if run is None or run.is_live or open_lines(self.home, run):
             return False
         if run.is_interrupted and self.interrupted_by != run.reason:
-            # Another process may have noticed before our own guard pass that the run ended, so make another pass, which
-            # may resume the run.
+            # Another process may have noticed the end of the run before our own guard pass did. So make another pass,
+            # which may resume the run.
             self.interrupted_by, self.refresh_due = run.reason, self.home.world.monotonic()
             return False
         self.run = run
         return True
 
     def _check_lost(self) -> Iterator[Report]:
-        """Raise IntegrityError, which ends the watch, if the ledger has lost the run and it has no billing instance.
+        """Raise IntegrityError, to end the watch, if the ledger has lost the run and no instance of the run is billing.
 
-        If a provider still lists an instance, the next pass restores its line and limit. Providers that do not answer
-        are queried again.
+        If a provider still lists an instance, the next pass restores the instance's line and the run's limit.
+        Providers that do not answer are queried again.
         """
         now = self.home.world.monotonic()
         if now < self.lost_due:
@@ -246,7 +246,7 @@ class _Watch:
         )
 
     def _check_blind(self) -> None:
-        """Raise StoreError, which ends the watch, if no instance bills and the store has been unreadable for a while.
+        """Raise StoreError, to end the watch, if the store has been unreadable for a while and no instance is billing.
 
         Only the store shows how the run ended, and it may never become readable again.
         """

@@ -71,7 +71,7 @@ class EventFeed:
         self.figures: dict[str, dict[str, float]] = {}  # maps a phase to the metrics that only this phase has
 
     def copy(self) -> EventFeed:
-        """Return a copy of the feed to read with. The original stays unchanged if reading fails or takes too long."""
+        """Return a copy of the feed. If reading with it fails or takes too long, the original is unchanged."""
         made = copy.copy(self)
         made._events, made._metrics = copy.copy(self._events), copy.copy(self._metrics)
         made._samples, made._reported, made._times = set(self._samples), set(self._reported), dict(self._times)
@@ -139,7 +139,7 @@ class EventFeed:
             yield line.intent_at, Report("event", said, data)
 
     def _is_passed(self, event: Event, later: Sequence[Event]) -> bool:
-        """Return True if a newer event reports this evaluation's progress or end, since only the newest is shown."""
+        """Return True if a newer event reports this evaluation's progress or end. Only the newest one is shown."""
         last = self.measured.get(event.phase)
         is_over = last is not None and last.step >= (event.step or 0)
         return is_over or any(each.kind == _EVALUATING for each in later)

@@ -54,11 +54,12 @@ DATA_CONSTRAINED_EPOCHS = 4.0
 # A phase of a few minutes does not need an evaluation at every step or a checkpoint at every second step, because
 # every checkpoint also generates a sample.
 LEAST_EVAL_STEPS = 10
-# Bytes per token with 256 vocabulary entries, and after each doubling of that number. Each value is roughly the average
-# over English novels, Shakespeare, Goethe in German, and Python code, each with a tokenizer trained on that text
-# (tests/config/estimate/test_params_and_flops.py has the counts). Beyond 32k entries little is gained.
+# Bytes per token for a vocabulary of 256 entries, of 512, and so on: each size is twice the previous one. Each value is
+# roughly the average over English novels, Shakespeare, Goethe in German, and Python code, each with a tokenizer trained
+# on that text (for the counts, see tests/config/estimate/test_params_and_flops.py). Beyond 32k entries, the gain is
+# small.
 _BYTES_PER_TOKEN = (1.0, 2.1, 2.7, 3.25, 3.75, 4.15, 4.45, 4.6)
-# factors for text that compresses well, for ordinary text, and for text that compresses poorly
+# factors on the typical bytes per token, for text that compresses well, ordinarily and poorly
 BYTES_PER_TOKEN_RANGE = (1.2, 1.0, 0.8)
 SHORT_PHASE_STEPS = 500
 RECOMPUTED_OF = {"none": 0.0, "half": 0.5, "all": 1.0}  # fraction of the blocks whose forward pass runs again
@@ -164,7 +165,7 @@ def num_epochs(num_steps: int, batch_tokens: int, num_train_tokens: int) -> floa
 
 
 def bytes_per_token(vocab_size: int) -> float:
-    """Return the typical bytes per token of a byte-level BPE of this size, interpolated on a log scale."""
+    """Return the typical bytes per token of a byte-level BPE vocabulary of this size, interpolated on a log scale."""
     doublings = max(0.0, math.log2(max(vocab_size, 256)) - 8.0)
     below = min(int(doublings), len(_BYTES_PER_TOKEN) - 1)
     above = min(below + 1, len(_BYTES_PER_TOKEN) - 1)
@@ -265,6 +266,9 @@ def flops_of_step(run: Run, phase: Phase) -> float:
 
 
 def with_rows_of(num_tokens: int, model: Model, sizes: Sizes) -> tuple[Model, Sizes]:
-    """Return the model and its sizes for rows of `num_tokens` tokens. Attention over shorter rows costs fewer FLOPs."""
+    """Return copies of `model` and `sizes` with rows of `num_tokens` tokens instead of the full context.
+
+    Attention over shorter rows costs fewer FLOPs, so the FLOPs per token in the copied `sizes` are lower.
+    """
     spared = 12 * model.num_layers * model.num_heads * model.head_size * (model.context - num_tokens)
     return replace(model, context=num_tokens), replace(sizes, flops_per_token=sizes.flops_per_token - spared)

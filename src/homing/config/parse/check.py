@@ -1,4 +1,4 @@
-"""Validate the values of a run file against the schema: report every mistake at once, each with its line.
+"""Validate the values of a run file against the schema: report all mistakes together, each with its line.
 
 Source -> no secrets -> no empty keys -> pydantic -> mistakes + the valid rest of the file
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 __all__ = ["FOREIGN", "meant_keys", "nearest", "suggest_key", "tidy_name"]
 
-_ALL_OF_THEM = "Keys here: "  # starts the list of valid keys, shown if none is close to the unknown key
+_ALL_OF_THEM = "Keys here: "  # prefix of the list of valid keys, shown if no valid key resembles the unknown key
 _STEP_SIZE = "phases.N.batch_tokens (tokens in one step: rows x accumulation x context) and phases.N.micro_batch (rows)"
 
 _HELD_OUT = (
@@ -310,7 +310,7 @@ def tidy_name(name: str) -> str:
 
 
 def meant_keys(path: tuple[str | int, ...]) -> list[tuple[str | int, ...]]:
-    """Return the valid keys and sections that `suggest_key` suggests, one of which the user probably meant."""
+    """Return the valid keys and sections that `suggest_key` names as the ones the user may have meant."""
     from homing.config.schema.keys import all_keys, sections
 
     suggestion = suggest_key(path)
@@ -347,7 +347,7 @@ def _mean(ours: str, path: tuple[str | int, ...]) -> str:
 
 
 def _numbered(ours: str, path: tuple[str | int, ...]) -> str:
-    """Replace N in a key such as phases.N.lr with the index in `path` for the same list, or with 0 if it has none."""
+    """Replace N in a key such as phases.N.lr with the index that `path` has for that list, or 0 if `path` has none."""
     numbers = {before: part for before, part in pairwise(path) if isinstance(part, int)}
     return re.sub(r"(\w+)\.N\b", lambda found: f"{found[1]}.{numbers.get(found[1], 0)}", ours)
 

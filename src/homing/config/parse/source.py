@@ -340,7 +340,7 @@ _MULTILINE = re.compile(r"\"\"\"|'''")
 
 def toml_lines(text: str) -> dict[KeyPath, int]:
     lines: dict[KeyPath, int] = {(): 1}
-    counts: dict[KeyPath, int] = {}  # number of [[...]] tables so far, by name
+    counts: dict[KeyPath, int] = {}  # table name -> number of its [[...]] headers already read
     here: KeyPath = ()
     inside: str | None = None  # the quotes of a multi-line string
     for number, line in enumerate(text.splitlines(), start=1):

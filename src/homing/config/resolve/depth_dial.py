@@ -67,13 +67,14 @@ LATER_RATES = {
 # better than 0.37 by 0.04 bits.
 SMALL_BATCH = 2**16
 BY_WIDTH = ("lr_embedding", "lr_head")
-# Defaults that differ if Muon is used: for the AdamW that runs alongside it, and for pretraining.
+# Defaults that change if Muon is used: those of the AdamW that runs alongside it, and those of pretraining.
 ADAM_WITH_MUON = {"beta1": 0.8, "eps": 1e-10}
 MUON_PRETRAIN = {"clip": 0.3, "weight_decay": 0.28}
 SWIFT_ROPE_BASE = 100_000.0
 
 
-# Learning rates of later phases as a fraction of pretraining's, so that they do not overwrite what was learned.
+# Learning rate of each phase, as a fraction of the pretraining rate. Later phases use lower rates, so that they do not
+# overwrite what was already learned.
 PHASE_RATE = {"pretrain": 1.0, "mid": 0.3, "sft": 0.1, "rl": 0.05}
 LOADED_LR = {"full": 2e-5, "lora": 2e-4}  # AdamW learning rates: for full training of open weights, and for adapters
 
@@ -115,9 +116,9 @@ def batch_for_steps(num_steps: int, context: int, vocab_size: int) -> int:
 
 
 def batch_within(batch_tokens: int, num_steps: int, num_train_tokens: int, context: int) -> int:
-    """Reduce the batch so that `num_steps` read the text at most DATA_CONSTRAINED_EPOCHS times; at least one row.
+    """Reduce the batch so that `num_steps` steps use each token at most DATA_CONSTRAINED_EPOCHS times on average.
 
-    Return the batch unchanged if the amount of text is unknown.
+    The batch keeps at least one row. Return the batch unchanged if the amount of text is unknown.
     """
     most = DATA_CONSTRAINED_EPOCHS * num_train_tokens / num_steps
     if not num_train_tokens or batch_tokens <= most:
@@ -126,9 +127,9 @@ def batch_within(batch_tokens: int, num_steps: int, num_train_tokens: int, conte
 
 
 def batch_scale(batch_tokens: int) -> float:
-    """Return sqrt(batch / 2^19), limited to 0.5..2.
+    """Return the learning-rate factor for this batch size: sqrt(batch / 2^19), clamped to 0.5..2.
 
-    The lower limit is 0.5 because, at 16,384 tokens, half the rate was better than a quarter of it.
+    The minimum is 0.5 because, at 16,384 tokens, half the learning rate was better than a quarter of it.
     """
     return min(2.0, max(0.5, math.sqrt(batch_tokens / REFERENCE_BATCH)))
 

@@ -1,4 +1,4 @@
-"""The data that a phase trains on (the run's text, or its own text or conversations), and its amount.
+"""The training data of a phase (the run's text, or the phase's own text or conversations), and how much there is.
 
     phases[i].data -> what `homing prep` should prepare (PhasePrep) -> what is already prepared (PhaseData of run.json)
                    -> the amount, counted by prep or estimated from the size of the files (Corpus)
@@ -72,7 +72,7 @@ class Corpus:
     num_train_tokens: int
     num_val_tokens: int
     source: str  # such as data/goethe/manifest.json
-    # Conversations only: the count without repeats and padding. The two fields above include both.
+    # Conversations only: number of tokens without repeats and padding. The two counts above include both.
     num_chat_tokens: int = 0
 
     @property
@@ -248,7 +248,7 @@ def _taken(trace: Trace, num_bytes: int) -> int:
 
 
 def _guess(num_bytes: int, vocab_size: int, prepared: Prepared | None) -> tuple[int, str]:
-    """Estimate the tokens in this much text, and describe the estimate.
+    """Return the estimated number of tokens in `num_bytes` bytes of text, and a description of the estimate.
 
     `prepared`: text already tokenized with the same tokenizer, which gives the bytes per token for this user's
     language. Without it, the estimate is a range, because languages differ too much.

@@ -52,7 +52,7 @@ class Thresholds:
         return dataclasses.replace(self, date=min(self.date, date))
 
     def why_not(self, shown: Any, *, is_earlier_fine: bool = False) -> str:
-        """Return how the thresholds shown for the instance differ from these, or "" if they do not."""
+        """Return how `shown`, the thresholds that Shadeform reports, differ from these; "" if they do not."""
         shown = shown if isinstance(shown, dict) else {}
         spend, date = _dollars(shown.get("spend_threshold")), moment_of(shown.get("date_threshold"))
         if spend != self.spend_usd:

@@ -29,13 +29,16 @@ __all__ = ["KEY_ENV", "KEY_HEADER", "ask_there", "connection_of", "launch_config
 
 KEY_ENV = "SHADEFORM_API_KEY"
 KEY_HEADER = "X-API-KEY"
-_ID = "{id}"  # placeholder for the instance's id in the request that ends billing, until create returns it
+_ID = "{id}"  # placeholder for the instance id in the request that ends billing, until the create call returns the id
 _NO_KEY_THERE = "This instance has no key to end its billing: home or Shadeform's auto_delete ends it."
 _ASK_S = 30.0
 
 
 def place_of(url: str, *, is_self_deleting: bool) -> Place:
-    """Return the machine's folders and the request that ends its billing, which needs the account's key."""
+    """Return the machine's folders and the request that ends its billing.
+
+    The request is authenticated with the account's key. A machine without the key cannot end its own billing.
+    """
     if not is_self_deleting:
         return startup_script.place(EndBilling(kind="command", argv=["echo", _NO_KEY_THERE]))
     delete = f"{url}/instances/{_ID}/delete"
@@ -69,7 +72,7 @@ def launch_configuration(mark: str, end_within_s: float, home: Path, world: Worl
 
 
 def connection_of(body: dict[str, Any], home: Path, world: World) -> Connection | None:
-    """Return the SSH connection, or None if the machine has no address yet or its host key is not here."""
+    """Return the SSH connection, or None if the machine has no address yet or its host key is missing here."""
     if not body.get("ip") or state_of(body) != "ready":
         return None
     key = find_host_key(home, mark_of(body), world)

@@ -1,7 +1,7 @@
 """Shadeform checks for `homing doctor`: are the clouds in cloud.shadeform available, and are all instances guarded?
 
-The API does not report the balance. There are no permissions to check, because every key may do everything. The checks
-change nothing.
+The API does not report the balance. There are no permissions to check, because every key has full access. The
+checks change nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _check_os(types: list[dict[str, Any]], choice: Choice) -> Check:
 
 
 def _check_guards(living: list[dict[str, Any]], page: str) -> Check:
-    """Check that each live instance has both auto_delete thresholds, because the console can remove them."""
+    """Check that each live instance has both auto_delete thresholds, because they can be removed in the console."""
     bare = [body for body in living if not _is_guarded(body.get("auto_delete"))]
     if bare:
         names = ", ".join(f"{body['id']} ({mark_of(body)})" for body in bare)

@@ -24,7 +24,7 @@ ON_DEMAND, SPOT = "on_demand", "spot"
 _MOST = 10**6  # maximum plausible number of GPUs, cores or GB in one machine
 _BOOT_S = 600.0  # used if the catalogue gives no boot time; 3 to 20 minutes are typical
 _HAND_OVER_S = 60.0
-_MEMORY_OFF = 0.1  # tolerance when comparing GPU memory with our table, because 192 GB is sold as 180
+_MEMORY_OFF = 0.1  # tolerance when comparing GPU memory with our table, because some clouds list a 192 GB GPU as 180 GB
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def offer_name(cloud: str, region: str, instance_type: str, rental: str) -> str:
 
 
 def rate_of(read: Figures, cents: Any, dollars: Any = None) -> Decimal | None:
-    """Return the price in dollars per hour, taken from the string `dollars` if it is set, else from whole `cents`.
+    """Return the price in dollars per hour, from the string `dollars` if it is set, else from the integer `cents`.
 
     Return None if the price is not plausible.
     """
@@ -81,7 +81,10 @@ def rate_of(read: Figures, cents: Any, dollars: Any = None) -> Decimal | None:
 
 
 def choose_os(options: list[str], wanted: str = "") -> str:
-    """Return `wanted`, or "" if it is not offered. By default, return the newest Ubuntu, preferably Shadeform's own."""
+    """Return the operating system to request: `wanted`, or "" if `wanted` is not in `options`.
+
+    Without `wanted`, return the newest Ubuntu, preferably one of Shadeform's own images.
+    """
     if wanted:
         return wanted if wanted in options else ""
     ubuntu = [option for option in options if option.startswith("ubuntu")]
@@ -93,7 +96,7 @@ def _os_rank(option: str) -> tuple[bool, list[int]]:
 
 
 def _entries(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield one entry for each (region, rental type). A region with spot instances has two entries."""
+    """Yield one entry per region and rental type. A region with spot instances yields two entries."""
     seen = set()
     for entry in body.get("availability") or []:
         key = (entry["region"], entry.get("rental_type") or ON_DEMAND)

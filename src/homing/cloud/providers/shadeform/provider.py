@@ -4,10 +4,11 @@
                           cloud.shadeform.self_delete is set
     HOMING_SHADEFORM_URL  an alternative API address, for tests
 
-Its API has no idempotency key, no logs and no stop. So we look for our mark before and after each create, read boot.log
-by SSH, and destroy by deleting. Billing ends at the state `deleting`. The create call sets Shadeform's guard to the
-time that a start may take. The guard is read back, and after the hand-over it is extended to the whole run. So if this
-computer fails during the launch, you pay only for the time that one start may take.
+Its API has no idempotency key, no logs and no stop. So we look for an instance with our mark before and after each
+create call, read boot.log over SSH, and destroy an instance by deleting it. Billing ends at the state `deleting`.
+The create call sets Shadeform's guard so that it allows only for the longest start. The guard is read back, and after
+the hand-over it is extended to the whole run. So if this computer fails during the launch, you pay at most for the time
+that one start may take.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class Shadeform:
         return [offer for offer in self._ask_catalogue().offers if not lack(offer, needs)]
 
     def left_out(self) -> list[tuple[Offer, str]]:
-        """Return the entries of the last catalogue query that we cannot use, each with the reason."""
+        """Return the unusable entries of the last catalogue query, with the reason for each."""
         return self._catalogue.left_out
 
     def place(self, mark: str) -> Place:
@@ -249,9 +250,9 @@ class Shadeform:
 
     @legible
     def list_resources(self) -> list[Resource]:
-        """Return our SSH keys, each under the mark of its instance.
+        """Return our SSH keys as resources, each with the mark of the instance it was created for.
 
-        Keys that cannot be deleted yet, because a machine uses them, are left out. They cost nothing.
+        Keys that a machine still uses are left out: they cannot be deleted yet, and they cost nothing.
         """
         ours = [body for body in self._account.ssh_keys() if str(body["name"]).startswith(self._prefix)]
         free = [body for body in ours if str(body["id"]) not in self._held_keys]
@@ -359,7 +360,7 @@ class Shadeform:
     def _armed(
         self, request: Request, instance_id: str, guard: Thresholds, *, is_earlier_fine: bool = False
     ) -> Instance:
-        """Return the new instance once it shows the guard that was sent, or destroy it and raise CreateFailed."""
+        """Return the new instance if its guard reads back as sent; otherwise destroy it and raise CreateFailed."""
         try:
             body, why = self._account.read_back(instance_id, guard, is_earlier_fine=is_earlier_fine)
         except ProviderRefused as exc:
@@ -368,7 +369,7 @@ class Shadeform:
             if mark_of(body) == request.mark:
                 return self._instance(body)
             why = f"its name is {body.get('name')!r} and its tags are {body.get('tags')!r}"
-        with contextlib.suppress(ProviderRefused):  # launch tries again to delete the instance, by its id
+        with contextlib.suppress(ProviderRefused):  # the launch will retry deleting the instance by its id
             self._account.delete(instance_id)
         raise CreateFailed(
             what=f"Shadeform started {request.mark} without the requested auto_delete. homing is destroying it.",

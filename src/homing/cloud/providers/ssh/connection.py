@@ -136,7 +136,10 @@ class Host:
         return line or self._raise(Completed(255, "", found.err or "it returned no host key"))
 
     def _best(self, lines: list[str]) -> str:
-        """Return the line with the strongest key type, replacing its host name, which may be hashed."""
+        """Return a known_hosts line for this host, with its key of the strongest type.
+
+        The host name in `lines` may be hashed, so it is replaced.
+        """
         keys = [" ".join(line.split()[1:3]) for line in lines if len(line.split()) >= 3]
         ranked = sorted(keys, key=lambda key: next((n for n, kind in enumerate(_PREFERRED) if key.startswith(kind)), 9))
         return f"{self.pattern} {ranked[0]}" if ranked else ""
@@ -192,7 +195,10 @@ class Host:
 
 
 def ssh_argv(connection: Connection, known_hosts: Path) -> list[str]:
-    """Return the `ssh` command up to the destination. The file `known_hosts` contains only the pinned line."""
+    """Return the `ssh` command without its destination and what follows it.
+
+    The file `known_hosts` must contain only the host's pinned key.
+    """
     argv = ["ssh", "-F", "none", "-p", str(connection.port)]
     if connection.key_path:
         argv += ["-i", connection.key_path, "-o", "IdentitiesOnly=yes"]

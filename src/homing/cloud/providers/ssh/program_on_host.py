@@ -198,7 +198,7 @@ def _has(path: str, sha256: str) -> bool:
 def _sweep(order: Answer) -> None:
     """Delete the work folders of instances that ended more than KEEP_S ago.
 
-    On a rented machine, the disk disappears with the machine.
+    A rented machine does not need this, because its disk disappears with it.
     """
     root, prefix = _root(order), order["prefix"]
     for name in os.listdir(root) if os.path.isdir(root) else []:

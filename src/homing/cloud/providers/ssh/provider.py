@@ -226,7 +226,7 @@ class Ssh:
         """Do nothing: the host has no guard. The agent and the dead-man process read new limits from the store."""
 
     def list_resources(self) -> list[Resource]:
-        return []  # an instance has only its folder and its processes
+        return []  # none: an instance consists only of its folder and its processes
 
     def destroy_resource(self, resource: Resource) -> None:
         raise AssertionError(f"your own host has no {resource.kind}")
@@ -327,7 +327,7 @@ class Ssh:
 def _proof(boot: Boot) -> tuple[str, str]:
     """Return the path and hash of an input that was pushed to a `file:` store, or ("", "") if there is none.
 
-    The host must find this file there, which shows that it can read the same store.
+    If the host finds this file at that path, it can read the same store.
     """
     pushed = [item for item in boot.inputs if item.key]
     if not boot.store.startswith("file:") or not pushed:
