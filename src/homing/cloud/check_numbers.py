@@ -22,7 +22,7 @@ MOST_USD_PER_HOUR = Decimal(10**4)
 _MOST_COUNT = 10**15
 _LONGEST_TEXT = 100  # maximum number of characters in a plausible number
 _SMALLEST = Decimal("1e-12")
-_OLDEST_S = 10 * 365 * 86400.0  # the greatest age that we expect a live instance to have
+_OLDEST_S = 10 * 365 * 86400.0  # the maximum age that we expect of a live instance
 _AHEAD_S = 2 * 86400.0  # the largest difference that we expect between two machines' clocks
 
 
@@ -54,7 +54,8 @@ def read_port(value: object) -> int | None:
 def read_moment(value: object) -> float | None:
     """Return `value`, a number, an RFC 3339 time or a datetime, as Unix seconds, or None if it is none of these.
 
-    Providers written in Go send the zero time, in year 1, for something that has not happened yet. It counts as None.
+    Also returns None for the zero time, in year 1, which providers written in Go send for something that has not
+    happened yet.
     """
     if isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\d", value.strip()):
         if value.startswith("0001-"):
@@ -75,7 +76,7 @@ def read_moment(value: object) -> float | None:
 
 
 class Figures:
-    """Reads the numbers in one response. `source` is the name of the sender, for messages."""
+    """Reads the numbers in one response. `source` is the name of the sender, for use in messages."""
 
     def __init__(self, source: str) -> None:
         self.source = source

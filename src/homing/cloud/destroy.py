@@ -129,7 +129,8 @@ def end_each(home: Home, lines: list[LedgerLine], *, deadline_s: float, by: floa
     `by` (Unix seconds) is the time by which the caller must move on. A request that is still unanswered then continues
     in the background, and its instance counts as not confirmed gone.
     """
-    with _bookkeeping():  # must precede any use of the time: if the clock was set back, the receipt would be too low
+    # Do this before using the time. If the clock was set back, the amount on the receipt would otherwise be too low.
+    with _bookkeeping():
         follow_clock(home)
     for line in lines:
         # Record the request first: if this process dies now, every later command reports that the instance was not
@@ -159,7 +160,7 @@ def _destroy_each(home: Home, lines: list[LedgerLine], deadline_s: float, by: fl
         by_provider.setdefault(line.provider, []).append(line)
 
     calls = [lambda own=own: _destroy_in_turn(home, own, deadline_s) for own in by_provider.values()]
-    # A single provider cannot delay any others, so the call gets its full deadline.
+    # With only one provider and no limit to enforce, waiting delays nothing else, so the call gets its full deadline.
     longest_s = min(_longest_s(by_provider, deadline_s), max(NEAR_LIMIT_TIMEOUT_S, by - home.world.now()))
     is_alone = len(calls) == 1 and math.isinf(by)
     found = [calls[0]()] if is_alone else home.world.together(calls, longest_s)
@@ -265,7 +266,7 @@ def _try(home: Home, line: LedgerLine) -> Problem:
         # The provider was never asked for an instance, and begin_create refuses a line with a destroy request.
         try:
             receipt(home, line, None, "never created")
-        except Exception as exc:  # the line is still open; report this problem, and destroy the other instances
+        except Exception as exc:  # the line stays open; report the problem and continue with the other instances
             return Problem(_words(exc))
         return Problem("")
     try:
@@ -274,7 +275,7 @@ def _try(home: Home, line: LedgerLine) -> Problem:
         with _bookkeeping():
             home.ledger.update(line.mark, state="unknown", billing="maybe", note=exc.what)
         return Problem(exc.why, exc.fix)
-    except Exception as exc:  # whatever happened, destroy the other instances and retry this one
+    except Exception as exc:  # whatever the error, continue with the other instances and retry this one
         problem = _words(exc)
     if problem and line.state != REFUSED:
         with _bookkeeping():
@@ -352,11 +353,11 @@ def _note_ids(home: Home, line: LedgerLine, shown: list[Instance], instance_id: 
             if each.id == instance_id:
                 home.ledger.update(line.mark, instance_id=each.id)
             else:
-                add_duplicate(home, line, each)  # a duplicate, which is destroyed together with this line's instance
+                add_duplicate(home, line, each)  # a second instance with the same mark, which is destroyed as well
 
 
 def _count(home: Home, line: LedgerLine, shown: list[Instance], instance_id: str | None) -> LedgerLine:
-    """Record the spend up to now, whatever the agent has reported: the instance was alive a moment ago."""
+    """Record the spend up to now, regardless of the agent's reports, because the instance was alive a moment ago."""
     with _bookkeeping():  # after this, setting the clock back can no longer reduce the amount on the receipt
         seen_spend(home, line)
     for each in shown:

@@ -1,4 +1,4 @@
-"""`Home`: the folder $HOMING_HOME on the user's computer, and the providers and stores that are opened from there.
+"""`Home`: represents the folder $HOMING_HOME on the user's computer, and opens providers and stores for it.
 
     $HOMING_HOME/owner  ledger.sqlite  speed.json  runs/<run id>/  launching/<mark>  local/<instance id>/  store/
 
@@ -84,7 +84,7 @@ class Home:
         return self._providers[name]
 
     def provider_of(self, line: LedgerLine) -> Provider:
-        """Return the line's provider. For an adopted line, it lists only instances from the same owner."""
+        """Return the line's provider. For an adopted line, that provider lists only instances from the same owner."""
         if self.is_ours(line.mark):
             return self.provider(line.provider)
         adopted = self.ledger.adopted()
@@ -124,7 +124,7 @@ class Home:
             with contextlib.suppress(OSError, codec.WireError):
                 settings = codec.loads(Run, self.world.read(self.run_dir(run_id) / file_names.RUN)).cloud.settings
                 name = settings.get(provider, {}).get("volume")
-                # some providers use `volume` for the size of a disk; such a disk has the run's own mark
+                # for some providers, `volume` is the size of a disk, not a name; that disk has the run's own mark
                 if isinstance(name, str) and name:
                     found.add(prefix + name.removeprefix(prefix))
         return frozenset(found)

@@ -92,6 +92,6 @@ def _report_open(made: NewRun, chats: list[str]) -> None:
         print(f"{target}: {made.source}, with adapters.")
     if not chats and not Path(CHATS).exists():
         output.say(f"No conversations found at {CHATS}: put your chats there, or change data.chat in {target}.")
-    # If a file is in a store, the data can be checked only by passing the run, not the files.
+    # `homing data check` reads files from a store only if it is passed a run, so suggest that for such files.
     looked_at = name if any(map(is_in_store, chats)) else shlex.join(chats or [CHATS])
     output.say(f"Check the data: homing data check {looked_at}   Then: homing prep {name}")

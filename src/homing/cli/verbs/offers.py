@@ -55,7 +55,7 @@ def command(
 
 
 def row_of(number: int, offer: Offer) -> list[str]:
-    """Return one row of the offers table, which `launch` also shows for choosing."""
+    """Return one row of the offers table. `launch` shows the same rows when the user chooses an offer."""
     nvlink = {True: "Yes", False: "No", None: "?"}[offer.nvlink] if offer.num_gpus else "-"
     return [
         str(number),

@@ -154,7 +154,7 @@ def _show_phases(plan: Plan) -> None:
 
 
 def _say_left_out(plan: Plan) -> None:
-    """Print excluded offers whose rate is below the best one's, because users ask about them; count the rest."""
+    """Print excluded offers whose rate is below the best offer's, because users ask about them; count the rest."""
     lower = [each for each in plan.left_out if each.offer.rate_usd_per_hour <= plan.best.offer.rate_usd_per_hour]
     for each in lower[:_LEFT_OUT]:
         rate = usd(each.offer.rate_usd_per_hour)

@@ -4,7 +4,7 @@ run file or flags -> homing.api.data.prepare -> report -> steps and epochs -> ve
 
 Also works without a run file: `homing prep --text a.txt --out data/x --vocab-size 10000`. With a
 run file, flags are written into it when the work is done, so that later verbs use the same data. `--set` and `--smoke`
-affect only one command.
+affect only the current command.
 """
 
 from __future__ import annotations

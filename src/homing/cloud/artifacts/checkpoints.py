@@ -356,7 +356,7 @@ def _put_in_place(temporary: Path, model_dir: Path, world: World) -> None:
 
 
 def _foreign(home: Home, checkpoint: StoredCheckpoint, folder: Path) -> str:
-    """Describe any content of the folder other than an unmodified earlier fetch of this run; return "" if none."""
+    """Describe what the folder contains besides an unmodified earlier fetch of this run, or return "" if nothing."""
     world, there = home.world, _is_inside(home, folder)
     if there is None:
         return "It contains a model that homing cannot identify." if not _is_empty(home, folder) else ""
@@ -416,7 +416,7 @@ def _is_same(home: Home, checkpoint: StoredCheckpoint, model_dir: Path) -> bool:
     if not home.world.exists(path) or home.world.read(path) != checkpoint.text:
         return False
     files = checkpoint.manifest.files
-    # Hash the local files too, so that a copy that was damaged after its fetch is fetched again.
+    # Hash the local files too, so that a copy that has been damaged since it was fetched is fetched again.
     return all(
         home.world.exists(model_dir / file.name) and home.world.sha256(model_dir / file.name) == file.sha256
         for file in files
@@ -424,7 +424,7 @@ def _is_same(home: Home, checkpoint: StoredCheckpoint, model_dir: Path) -> bool:
 
 
 def _fetch_documents(home: Home, store: Store, run: RunRow) -> Path:
-    """Fetch logs, metrics and samples. Files that disappear in the meantime are skipped, because none is essential."""
+    """Fetch logs, metrics and samples. Files that disappear in the meantime are skipped, because none are essential."""
     folder = home.run_dir(run.id)
     prefix = run_key(run.id) + "/"
     for entry in store.list(prefix):

@@ -47,7 +47,7 @@ class Removal:
 
 
 def plan_removal(store: Store, key: str, home: Home) -> Removal:
-    """Return what would be deleted with this key, or with this folder. Raise if any of it must stay."""
+    """Return everything that removing this key or folder would delete. Raise an error if any of it must be kept."""
     prefix = key.rstrip("/")
     entries = [entry for entry in store.list(prefix) if entry.key == prefix or entry.key.startswith(prefix + "/")]
     if not entries:
@@ -228,7 +228,7 @@ def kept_by(home: Home, run: RunRow) -> Kept | None:
 def stored_keys(home: Home, run: RunRow) -> tuple[list[str], list[str]]:
     """Return the keys that belong to this run alone, including its model, and a sentence for each item left out."""
     store = home.store_of(run)
-    lease = newest(store, run.id)  # raises if it cannot determine the owner, because removal is permanent
+    lease = newest(store, run.id)  # raises an error if the owner is uncertain, because removal is permanent
     if lease is not None and lease.owner != home.owner:
         return [], [f"{run.id} was adopted {describe(lease)}"]
     named = f"{file_names.STORE_MODELS}/{run.name}"
@@ -237,7 +237,7 @@ def stored_keys(home: Home, run: RunRow) -> tuple[list[str], list[str]]:
 
 
 def remove_stored(home: Home, run: RunRow, keys: list[str]) -> None:
-    """Remove the keys permanently and verify that they are gone. The caller must have asked for confirmation."""
+    """Permanently remove the keys and verify that they are gone. The caller must ask for confirmation first."""
     store = home.store_of(run)
     keep_no_record(home, run.id)  # must come first: otherwise, a concurrent guard could write the record again
     remove(store, Removal(in_order(keys), 0, folders=tuple(_folders(store, run))))

@@ -1,4 +1,4 @@
-"""The action log: records what homing did to a run automatically, in one small file per action, created only once.
+"""The action log: records what homing did to a run automatically. Each action has a small file, created only once.
 
     $HOMING_HOME/runs/<run id>/actions/<key>.json
 

@@ -67,7 +67,7 @@ def _ask_in_turn(home: Home, run_id: str, store: Store, wanted: dict[str, Any]) 
 
 
 def deliver(home: Home, run_id: str) -> None:
-    """Notify the run's instances that cache the store, so that they reload it and see the new request."""
+    """Notify those of the run's instances that cache the store, so that they reload it and see the new request."""
     for line in home.ledger.lines(run_id):
         # Instances of local providers read the store directly and cannot be reached from other computers.
         if line.destroyed_at is None and line.instance_id is not None and line.provider not in HERE_ONLY:
@@ -86,7 +86,7 @@ def last_asked(home: Home, run_id: str, store: Store) -> Request | None:
 
 
 def send_age(home: Home, store: Store, boot: Boot, beat: Heartbeat, began: float) -> bool:
-    """Tell the agent how long its instance has been billing, if its own count is too low. Return True if it was.
+    """If the agent underestimates how long its instance has been billing, send it our own count and return True.
 
     The agent counts by its own clock, from the start time in boot.json. If that clock is behind this computer's clock,
     the agent's count is too low, and it would enforce the limit too late. This computer measures the time with its boot

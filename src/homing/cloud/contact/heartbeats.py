@@ -91,7 +91,7 @@ def _has_model(store: Store, run_id: str, run_name: str, outcome: Outcome) -> bo
 
 
 def _is_unasked(store: Store, run_id: str, outcome: Outcome) -> bool:
-    """Return True if the run stopped although no one requested it.
+    """Return True if the run stopped although no one asked it to.
 
     The agent marks a requested stop as final. If a machine was preempted before the agent could amend the trainer's
     outcome, the request in the store shows whether a person asked for the stop.
@@ -127,8 +127,8 @@ class Tail:
 
     The instance pushes the whole file each time. A trainer that goes back to a checkpoint truncates it, and a resumed
     attempt may start a new one. If the last line read is no longer at its offset, reading starts over, so that no line
-    is missed. A last line without a newline is still being written and is left for the next call, unless `is_last` is
-    set.
+    is missed. A final line without a newline is still being written and is not returned until a later call, unless
+    `is_last` is set.
     """
 
     def __init__(self, store: Store, key: str) -> None:
@@ -191,7 +191,7 @@ def age_s(home: Home, run_id: str, beat: Heartbeat) -> float:
     heartbeat_age_s = elapsed_s(home, note["seen"]) if note is not None else 0.0
     if note is None or note["word"][0] != beat.mark or heartbeat_age_s < 0:
         return said_s
-    # If this heartbeat is newer than the recorded one, it is at most as old as that one.
+    # If this is not the recorded heartbeat, it is newer, so its age is at most the time since that one was first seen.
     return heartbeat_age_s if note["word"][1] == beat.t else min(said_s, heartbeat_age_s)
 
 

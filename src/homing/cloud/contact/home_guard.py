@@ -1,9 +1,9 @@
-"""Tells whether a local guard is on duty, and lets a launch start one in the background.
+"""Checks whether a local guard is on duty, and lets a launch start one in the background.
 
     sign_in     records a guard's pass, and the providers that responded, in $HOMING_HOME/guard.json
-    is_on_duty  tells whether a guard signed in recently and will make further passes
+    is_on_duty  returns whether a guard signed in recently and will make further passes
     start       starts `homing guard` as a process that outlives the launch, and waits for its first pass
-    is_needed   tells whether any resource of this home directory bills or may bill
+    is_needed   returns whether any run in the ledger is live or any instance may be billing
 
 A guard in the background works like one in a terminal: it counts as armed only while it keeps making passes and
 reaching the provider. When there has been nothing to guard for a while, the guard signs out and exits.
@@ -47,7 +47,7 @@ _FIRST_ROUND_S = 90.0
 def start(home: Home, provider: str) -> int:
     """Start the guard, and return its process id once it has made a pass that reached the provider.
 
-    Nothing is rented before that. Raises UsageError if the guard does not complete such a pass in time.
+    The launch rents nothing until then. Raises UsageError if no pass reaches the provider before the timeout.
     """
     home.world.mkdir(home.path)
     env = {**home.world.environment(), "HOMING_HOME": str(home.path)}
@@ -80,7 +80,7 @@ def words(home: Home) -> str:
 
 
 def is_on_duty(home: Home, provider: str | None = None) -> bool:
-    """Return True if a local guard made a pass recently, given its interval, and will make more.
+    """Return True if a local guard made a pass recently, given its interval, and will make further passes.
 
     With `provider`, the guard must also have listed that provider's instances, because a guard that cannot list
     them, for example without an API key, cannot destroy them either.

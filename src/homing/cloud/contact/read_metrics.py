@@ -4,7 +4,7 @@
                                  every validation (only first, best and last if there are many), each phase change;
                                  the first and last lines of the file                              --> [Metric]
 
-Each Metric is a line as written. Nothing is averaged. A file of a million lines is read once, in one pass, and never
+Each Metric is one line of the file. Nothing is averaged. A file of a million lines is read once, in one pass, and never
 held in memory in full if the store supports partial reads. In a file larger than _EXAMINED bytes, only an evenly
 spread sample is searched for the smallest and largest loss, because parsing every number would take longer than a user
 would wait for the page to load.
@@ -45,8 +45,8 @@ class MetricLog:
     """Reads a run's metrics, and returns each one once.
 
     A trainer that goes back to a checkpoint truncates the file, and a resumed attempt may start a new one. If the last
-    line read is no longer at its offset, reading starts over. A last line without a newline is still being written and
-    is not returned.
+    line read is no longer at its offset, reading starts over. A final line without a newline is still being written
+    and is not returned.
     """
 
     def __init__(self, store: Store, key: str, *, is_curve: bool = True) -> None:

@@ -59,7 +59,7 @@ def login_key(home: Path, world: World) -> LoginKey:
 
 
 def host_key(home: Path, mark: str, world: World) -> HostKey:
-    """Return the instance's host key, which never changes: a repeated create call must not change the pinned key."""
+    """Return the instance's host key. It never changes, so that a repeated create call pins the same key."""
     folder = _make(home / _KEYS / "hosts" / mark, mark, world)
     return HostKey(_read(folder / _PRIVATE, world) + "\n", _read(folder / _PUBLIC, world))
 

@@ -116,8 +116,8 @@ def change_limit(
     """Apply the change and return True if the agent confirmed it in a heartbeat before the deadline.
 
     The result is False if no agent is running. Raises OtherAccount if this key cannot see one of the run's instances.
-    That error comes before any change if the limit is to rise and the key can see none of the instances. Otherwise, it
-    comes after all other changes.
+    If the limit goes up and the key can see none of the instances, the error occurs before anything is changed.
+    Otherwise, it occurs after all other changes.
     """
     guards = _Guards([], [])
     if not change.is_lower:
@@ -238,7 +238,7 @@ def ask_to_stop(home: Home, run: RunRow, reason: str = "A stop was requested.") 
         )
     # Read the ledger row again, because reading the store may have taken a while, and a guard may have acted.
     now = home.ledger.run(run.id) or run
-    if home.may_go_on(now):  # no machine can read the request now, but a guard or the launch may rent a new one
+    if home.may_go_on(now):  # no machine can read the request, so keep a guard or the launch from renting another
         home.ledger.set_run(run.id, state="stopped", reason=reason, exit_code=0)
     store = home.store_of(run)
     last = read_document(store, run_key(run.id, file_names.REQUEST), Request)

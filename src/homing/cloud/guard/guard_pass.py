@@ -9,9 +9,9 @@
             -> report instances that belong to no known run, and retry destroys that were never confirmed
 
 If a store cannot be read, its runs' machines may still be sending heartbeats, so the guard enforces only their limits.
-A problem with one run never keeps the pass from checking the others. Several guards may run at once: destroying an
-instance twice is harmless, only one relaunch succeeds, and the action log (contact/action_log.py) makes sure that each
-event is reported once.
+A problem with one run never keeps the pass from checking the others. Several guards may run at the same time:
+destroying an instance twice is harmless, only one relaunch succeeds, and the action log (contact/action_log.py) makes
+sure that each event is reported once.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class _Round:
         return False
 
     def _counted(self) -> list[LedgerLine]:
-        """Return the run's lines, with attempts left in a different account counted at their maximum cost."""
+        """Return the run's lines, counting attempts that remain in a different account at their maximum cost."""
         counted = left_at_most(self.home, self.lines)
         for line in self.billing:
             usd = next((each.spend_usd for each in counted if each.mark == line.mark and each.is_at_most), None)
@@ -257,9 +257,9 @@ class _Round:
         return terms
 
     def _storage(self) -> tuple[Decimal, Decimal]:
-        """Return the cost of this run's volumes, in dollars per hour and in dollars so far.
+        """Return what this run's volumes cost: dollars per hour, and total dollars to date.
 
-        A provider that does not answer is reported and counts as zero.
+        If a provider does not answer, report it and count its volumes as zero.
         """
         rate, spent, marks = Decimal(0), Decimal(0), {line.mark for line in self.lines}
         for line in {line.provider: line for line in self.billing}.values():
@@ -380,9 +380,10 @@ class _Round:
             self._lose(line, "the agent is no longer running on its instance")
 
     def _check_heartbeat(self, status: Status) -> None:
-        """Alert if heartbeats are missing, but destroy only an instance that never sent one.
+        """Alert if heartbeats are missing, but destroy an instance only if it has never sent a heartbeat.
 
-        A machine that has sent one may be disconnected but still working, and its own guards can judge that better.
+        A machine that has sent heartbeats may be disconnected but still working, and its own guards are in a better
+        position to judge.
         """
         line, beat = self.billing[-1], status.reports.heartbeat if status.reports else None
         quiet_s = heartbeats.quiet_s(self.home, self.run.id, beat) if beat is not None else None
@@ -390,7 +391,8 @@ class _Round:
             quiet_s = self.now - (beat.t if beat is not None else line.created_at or self.now)
         stale_s = STALE_S + 2 * pace_of(self.run.store)
         idle_s = max(limits_of(self.home, self.run).idle_s, stale_s)
-        # The store may have lost a heartbeat. Only while the launch itself has seen none is it certain that none came.
+        # Conclude that the instance never sent a heartbeat only if the launch is still waiting for the first one.
+        # Otherwise, the store may have lost the heartbeat.
         if beat is None and self.run.state == "launching" and quiet_s >= idle_s:
             self._lose(line, f"its instance sent no heartbeat for {format_duration(quiet_s)}")
         elif quiet_s >= idle_s:
@@ -454,7 +456,7 @@ class _Round:
         self.notify(f"{self.run.id}: {text}")
 
     def _here(self, lines: list[LedgerLine]) -> list[LedgerLine]:
-        """Return the lines whose instances this key can destroy. Report the others, for which retries cannot help."""
+        """Return the lines whose instances this key can destroy. Report the others as possibly billing."""
         # An unreachable provider does not count as a different account.
         silent = self.made.silent
         here = [

@@ -3,7 +3,7 @@
     destroys -> in parallel over all providers, one try each -> gone: the run is stopped
                                                             -> unconfirmed, or out of time: may be billing
 
-No call blocks past the time when the next run reaches its limit, although a provider may take minutes to time out.
+A provider may take minutes to time out, but no call blocks beyond the time when the next run reaches its limit.
 
 For a run that this computer owns, the spend limit comes from the ledger and the time limit from the run documents. If
 another computer has adopted the run, both limits come from the run's record in the store, which the new owner writes,
@@ -124,12 +124,13 @@ def _end_each(home: Home, lines: list[LedgerLine], made: Pass) -> dict[str, Prob
 
 
 def _conclude(home: Home, end: End, made: Pass, problems: Mapping[str, Problem]) -> None:
-    """Mark the run as stopped and report the instances that are left. Every later pass tries to destroy those.
+    """Mark the run as stopped, and report any instances that still exist. Every later pass tries to destroy them.
 
-    The run is marked even if some are left. Otherwise, once they are gone, it would look as if it had ended on its own.
+    The run is marked even if instances still exist. Otherwise, once they are gone, it would look as if the run had
+    ended without the guard.
     """
     marks, left = [line.mark for line in end.lines], end.lines
-    with contextlib.suppress(HomingError):  # if the ledger cannot be read, all instances count as left
+    with contextlib.suppress(HomingError):  # if the ledger cannot be read, assume that all of them still exist
         left = [line for line in home.ledger.lines(end.run.id) if line.mark in marks and line.destroyed_at is None]
     if left:
         made.may_bill.append(f"{end.run.id}: {still_billing(home, left, problems).why}")
@@ -179,7 +180,7 @@ def limits_of(home: Home, run: RunRow) -> Limits:
 
 
 def _record(home: Home, run: RunRow) -> tuple[RunRecord | None, str]:
-    """Return the new owner's record, or if it cannot be read, the last copy and why that copy may be outdated."""
+    """Return the new owner's record or, if it cannot be read, our last copy and the reason why it may be outdated."""
     kept = home.run_dir(run.id) / _LAST_READ
     try:
         name, key = f"The store of {run.id}", run_key(run.id, file_names.RECORD)

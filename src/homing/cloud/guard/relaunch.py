@@ -70,7 +70,7 @@ def is_wanted(home: Home, run: RunRow, lines: list[LedgerLine]) -> bool:
 
 def _is_interrupted(home: Home, run: RunRow, last: str) -> bool:
     if run.reason == CUT_SHORT:
-        return action_log.has(home, run.id, f"relaunch-{last}")  # True if it was a guard that died while launching
+        return action_log.has(home, run.id, f"relaunch-{last}")  # True if a guard made the launch that was cut short
     is_ours = action_log.has(home, run.id, f"lost-{last}") or action_log.has(home, run.id, f"unlaunched-{last}")
     return run.is_interrupted and (is_ours or not home.ledger.is_destroy_asked(last))
 
@@ -105,8 +105,8 @@ def relaunch(home: Home, run: RunRow, notify: Callable[[str], None]) -> str:
         try:
             _refuse_dear(row.offer, kept.run, home.ledger.lines(run.id))
             check_own(home, row.offer.provider, home.ledger.lines(run.id))
-            # Call draft inside the try block, because the rest of the limit may be too little for this offer but enough
-            # for the next one.
+            # Call draft inside the try block, because what remains of the limit may be too little for this offer but
+            # enough for the next one.
             return _launch(draft(order, home), home, run, notify)
         except NotOwner:
             raise  # a different offer would not help
@@ -118,7 +118,10 @@ def relaunch(home: Home, run: RunRow, notify: Callable[[str], None]) -> str:
 
 
 def _refuse_dear(offer: Offer, run: Run, lines: list[LedgerLine]) -> None:
-    """Refuse a much higher hourly rate unless limits.rate allows it, because no user is present to confirm it."""
+    """Refuse an expensive offer that costs more per hour than all earlier attempts, unless limits.rate is set.
+
+    During a relaunch, no user is present to confirm the rate.
+    """
     most = None if run.limits.rate_usd_per_hour is None else Decimal(run.limits.rate_usd_per_hour)
     before = max((Decimal(line.rate_usd_per_hour) for line in lines), default=Decimal(0))
     if is_dear(offer, most) and offer.rate_usd_per_hour > before:

@@ -89,7 +89,7 @@ def _on_this_computer(limit: str, rate: str, name: str, has_guard: bool) -> list
 
 
 def _unattended(draft: Draft) -> str:
-    """State what a machine that cannot end its own billing costs if this computer is off when the run finishes."""
+    """State how much a machine that cannot end its own billing costs if this computer is off when the run finishes."""
     time_s, name = draft.run.limits.time_s, draft.run.name
     until = f"{format_duration(time_s)} after its launch" if time_s else "its spend limit"
     worst = meter.show_usd(draft.worst_case_usd)

@@ -4,8 +4,8 @@
     build           docker build -> test it in a container named `training` -> docker push to the user's registry
 
 The package versions are those that a launch from this computer sends. The environment in the image is created by the
-same bootstrap that sets up a bare machine, and has the same fingerprint, so a launch with the same versions uses it as
-it is. The build runs the user's own Docker with the user's own login, so homing never sees the password.
+same bootstrap that sets up a bare machine, and has the same fingerprint, so a launch with the same versions uses it
+unchanged. The build runs the user's own Docker with the user's own login, so homing never sees the password.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _POLL_S = 0.2
 _LABEL = "homing.try"
 # Matches host/path:tag, as Docker accepts it, but no digest, because an image cannot be pushed to a digest.
 _NAME = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:[\w][\w.-]{0,127})?")
-_TOOLS = ("bash", "curl", "flock", "gcc", "sshd")  # gcc, because Triton compiles C code before the first kernel
+_TOOLS = ("bash", "curl", "flock", "gcc", "sshd")  # Triton needs gcc to compile C code before its first kernel
 _DOCKERFILE = """\
 # {name}: written by `homing image build`; the versions are those of {lock}.
 FROM {base}
@@ -151,7 +151,7 @@ def build(
 
 
 def _bootstrap_files(run: Run, world: World) -> tuple[Boot, dict[str, bytes]]:
-    """Return boot.json and the files that set up a bare machine, without what only a run needs (disk, volume, GPU)."""
+    """Return boot.json and the files that set up a bare machine, without run-specific settings (disk, volume, GPU)."""
     end = EndBilling(kind="command", argv=["true"])
     place = dataclasses.replace(startup_script.place(end), work_dir=_DIR)
     # Others may pull the image, so it must not reveal names and paths that the user chose.
@@ -224,7 +224,7 @@ class _Docker:
 
 
 def _try_out(docker: _Docker, image: str, notify: Callable[[str], None]) -> str:
-    """Test the image in a container and return its last line of output. After a failure, the container is kept."""
+    """Run the image's test in a container and return the last line of its output. If it fails, keep the container."""
     docker.forget()
     notify(f"Testing {image} in a container named {CONTAINER}")
     words = ["run", "--name", CONTAINER, "--label", _LABEL, "--network", "none", image, "sh", "-c", _TRY]

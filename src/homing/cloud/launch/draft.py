@@ -282,7 +282,10 @@ def without_time(run: Run) -> Run:
 
 
 def with_time(run: Run, offer: Offer, timing: Timing, spend_limit_usd: Decimal, spent_usd: Decimal) -> Run:
-    """Return the run with a time limit derived for this offer, unless it has one or its spend limit is tighter."""
+    """Return the run with a time limit derived for this offer.
+
+    A run that already has a time limit, or whose spend limit is reached sooner, is returned unchanged.
+    """
     time_s = timing.enough_s(run)
     if run.limits.time_s or time_s >= allowed_s(offer.rate_usd_per_hour, spend_limit_usd, spent_usd, 0.0):
         return run

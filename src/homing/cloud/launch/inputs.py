@@ -1,6 +1,6 @@
 """Finds a run's inputs other than its shared text: the data of individual phases, initial weights, and task files.
 
-    travelling(run)   every such file with its hash, recorded in run.json so that another computer can send them again
+    travelling(run)   all these files with their hashes, recorded in run.json so that another computer can send them too
     relocated(run)    the run as the instance reads it: on the instance, these files are below ../data
     Hashes            a cache of hashes of large local files, so that open weights are not hashed on every launch
     push_object       pushes bytes into the store, as objects/<sha256>
@@ -80,7 +80,7 @@ def travelling(
 def describe_inputs(run: Run, sizes: list[int]) -> str:
     """Describe the inputs in the store: the number and size of the files, and the manifest hash of each dataset.
 
-    A run on open weights may have only conversations, or no data at all.
+    There may be no dataset: a run on open weights may use only conversations, or no data at all.
     """
     digests = [run.data.manifest_sha256, *(phase.data.manifest_sha256 for phase in run.phases if phase.data)]
     hashes = ", ".join(dict.fromkeys(digest[:12] for digest in digests if digest))
@@ -209,7 +209,7 @@ def _task_name(number: int, path: str) -> str:
 
 
 class Hashes:
-    """The file hash cache, as used by one command. New hashes are saved immediately, in case the process is killed."""
+    """Gives a command access to the file hash cache. Saves new hashes immediately, in case the process is killed."""
 
     def __init__(self, home: Home) -> None:
         self._world, self._path = home.world, home.path.joinpath(*_HASH_FILE)

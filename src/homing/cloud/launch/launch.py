@@ -118,7 +118,8 @@ def launch(
     try:
         home.ledger.intend(row, line, last)
     except BaseException:
-        # If this process is a guard, it continues after this failure, and its lock would block all other launches.
+        # A guard process keeps running after this failure. If it kept holding the lock, no other process could launch
+        # this run.
         home.world.remove(home.launch_lock(draft.mark))
         raise
     try:
@@ -177,7 +178,7 @@ def launch(
     except (HomingError, OSError) as exc:
         # The run continues without this process. The next command that reads the run's status updates the ledger.
         notify(f"The run is live, but its state could not be saved: {str(exc).splitlines()[0]}")
-    # If a destroy was requested at the last moment, the process that requested it also confirms it.
+    # If another process requested a destroy at the last moment, that process also confirms that the instance is gone.
     if _is_taken_down(draft, home):
         raise _destroyed_elsewhere(draft, "Another homing process requested the destroy and is confirming it.")
     return Launched(row, instance, heartbeat, draft.worst_case_usd)
@@ -362,7 +363,10 @@ def _first_heartbeat(
 
 
 def _check_guards(draft: Draft, home: Home, store: Store, heartbeat: Heartbeat) -> None:
-    """Wait until at least two guards are alive, so that the laptop can be closed. The dead-man process may lag."""
+    """Wait until at least two guards are alive, so that the laptop can be closed.
+
+    The dead-man process may not have started yet when the first heartbeat arrives.
+    """
     if draft.order.is_one_guard_enough:
         return
     line = _line(draft, home)
@@ -373,7 +377,7 @@ def _check_guards(draft: Draft, home: Home, store: Store, heartbeat: Heartbeat) 
         nonlocal problem
         try:
             beat, problem = read_reports(store, draft.run.id, line).heartbeat or heartbeat, ""
-        except (HomingError, WireError, OSError) as exc:  # the store may become readable soon
+        except (HomingError, WireError, OSError) as exc:  # the store may be readable on the next try
             beat, problem = heartbeat, (str(exc) or type(exc).__name__).splitlines()[0]
         is_over = beat.state in ("pushing", "ending", "ended")  # the agent is already ending the instance
         return is_over or count_alive(draft, home, beat) >= LEAST
@@ -428,7 +432,10 @@ def _is_destroy_asked(draft: Draft, home: Home) -> bool:
 
 
 def _is_taken_down(draft: Draft, home: Home) -> bool:
-    """Return True if a destroy was requested, unless the run is done. In that case, a guard destroys its instance."""
+    """Return True if a destroy was requested and the run is not done.
+
+    A guard may request a destroy after a run is done, which does not mean that the launch was canceled.
+    """
     with contextlib.suppress(HomingError, OSError):  # an unreadable ledger is no evidence of a destroy request
         run = home.ledger.run(draft.run.id)
         return home.ledger.is_destroy_asked(draft.mark) and (run is None or run.state != "done")

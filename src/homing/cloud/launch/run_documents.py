@@ -3,12 +3,12 @@
     Draft -> row_of, line_of            rows for the ledger
           -> write_home                 the run's folder on this computer
           -> inputs_of                  inputs, pushed to the store by hash
-          -> request_of                 all that the provider's create call needs, including boot.json
+          -> request_of                 everything the provider's create call needs, including boot.json
           -> make_bootstrap_spec        what a bare machine installs: code, package versions, folders, a speed probe
           -> push_documents, push_code  so that another computer can adopt or reproduce the run
 
-The bootstrap on the instance executes the spec, stage by stage. This computer, which already has everything, needs no
-spec. Nothing in this module rents anything.
+The bootstrap on the instance executes the spec, stage by stage. A run on this computer has no spec, because everything
+is already installed here. Nothing in this module rents anything.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ VERIFIED_START = "; ".join(
         'runpy.run_module("homing.instance.bootstrap", run_name="__main__", alter_sys=True)',
     )
 )
-_FAR_TOO_SLOW = 0.3  # lowest accepted fraction of a data sheet value; a healthy GPU reaches about twice as much
+_FAR_TOO_SLOW = 0.3  # lowest accepted speed, as a fraction of the data sheet value; healthy GPUs reach about twice this
 _SOMEBODYS = ("local", "ssh")  # providers whose machines are used for more than one run
 
 
@@ -191,7 +191,8 @@ def request_of(
     keys = secrets(draft.run.store, home.world.environment())
     boot = dataclasses.replace(boot, secret_names=sorted(keys))
     order = Order(draft.mark, draft.run.name, boot, files, keys, typed=draft.order.typed, is_resume=draft.order.resume)
-    # The dead-man process restarts a dead agent with the provider's own start command, so boot.json contains it.
+    # The dead-man process restarts a dead agent with the provider's own start command, so boot.json must contain
+    # that command.
     argv = list(provider.plan(draft.order.offer, order).argv)
     order = dataclasses.replace(order, boot=dataclasses.replace(boot, agent_argv=argv))
     return provider.plan(draft.order.offer, order)

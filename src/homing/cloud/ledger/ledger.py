@@ -7,7 +7,7 @@ Each instance has a line, from the intent to create it until the receipt, which 
     update        records the instance id, before anything is waited for
     close         writes the receipt (end time and dollars) when the provider no longer lists the instance
 
-Several processes may write at once, because each step is one transaction that checks its preconditions.
+Several processes may write at the same time, because each step is one transaction that checks its preconditions.
 """
 
 from __future__ import annotations
@@ -109,8 +109,9 @@ _LINE_COLUMNS = [field.name for field in dataclasses.fields(LedgerLine) if field
 _IS_OPEN = "(destroyed_at IS NULL OR destroyed_at >= 1e12)"
 _LINES = f"SELECT {', '.join(_LINE_COLUMNS)} FROM lines"
 _OLDEST_FIRST = "ORDER BY intent_at, rowid"
-# Lines are sorted by attempt number, because by time the running attempt would come before ended ones if the clock was
-# set back. A duplicate comes before the instance it duplicates, so that the last line is the run's current instance.
+# Lines are sorted by attempt number, not by time. If the clock was set back, sorting by time would put the running
+# attempt before ended ones. A duplicate comes before the instance it duplicates, so that the last line is the run's
+# current instance.
 _BY_ATTEMPT = "ORDER BY attempt, instr(mark, '+') = 0, rowid"
 _UNCHANGED = " AND EXISTS (SELECT 1 FROM runs WHERE id = ? AND state = ? AND reason = ? AND spend_limit_usd IS ?)"
 _TABLES = (
@@ -349,7 +350,7 @@ class Ledger:
     ) -> None:
         """Insert a run and all its attempts in one transaction.
 
-        The run belonged to another computer, or is missing from this ledger. Existing lines stay unchanged.
+        Used for a run that belonged to another computer or is missing from this ledger. Existing lines stay unchanged.
         """
         names = _RUN_COLUMNS
         changed = ("state", "store", "spend_limit_usd", "reason", "exit_code", "ended_at")
@@ -538,7 +539,7 @@ class Ledger:
         return self._lines(shown, [*params, *params, max(0, last)])
 
     def providers(self, prefix: str) -> set[str]:
-        """Return the names of all providers that have a line with a mark that starts with `prefix`."""
+        """Return the names of all providers that appear in lines whose mark starts with `prefix`."""
         sql = "SELECT DISTINCT provider FROM lines WHERE substr(mark, 1, ?) = ?"
         return {row["provider"] for row in self._execute((sql, [len(prefix), prefix]))}
 

@@ -43,7 +43,7 @@ def owner_of(home: Path, world: World, known: Callable[[], str] = lambda: "") ->
 
     If two processes create it at the same time, both use the one that was written first.
 
-    `known` returns the owner if its file was lost but the owner can be recovered. With a new one, homing would not
+    `known` returns the owner if its file was lost but the owner can be recovered. With a new owner, homing would not
     recognize its own instances.
     """
     path = home / OWNER
@@ -95,7 +95,7 @@ def duplicate_mark(mark: str, instance_id: str) -> str:
 
 
 def shown_mark(mark: str) -> str:
-    """Return the mark that the provider shows. For a duplicate instance, it is the same as for the original one."""
+    """Return the mark that the provider shows. A duplicate instance has the same mark there as the original."""
     return mark.partition(_DUPLICATE)[0]
 
 

@@ -56,8 +56,8 @@ __all__ = [
 FREE_PROVIDERS = frozenset({"local"})
 
 # The time from the agent's decision to end the instance until billing stops: the last push, the request and its
-# retries. Our figure may also cover this much more time than the provider's, because it starts with our create call,
-# before the start time that the provider records.
+# retries. It is also how much longer our figure may count than the provider's, because ours starts with our create
+# call, before the start time that the provider records.
 MARGIN_S = 180.0
 MARGIN_WORDS = (
     "Our figure counts from the create call, so it may exceed the provider's by up to"
@@ -79,7 +79,7 @@ def is_charged(line: LedgerLine) -> bool:
 
 
 def billing_word(line: LedgerLine) -> str:
-    """Return whether the instance bills: "yes", "no" or "maybe". A process on this computer without a rate does not."""
+    """Return whether the instance bills: "yes", "no" or "maybe". A process on this computer bills only with a rate."""
     return line.billing if is_charged(line) or Decimal(line.rate_usd_per_hour) else "no"
 
 
@@ -156,7 +156,7 @@ def moment(
 def worst_case(
     rate_usd_per_hour: Decimal, spend_limit_usd: Decimal, time_limit_s: float, spent_before_usd: Decimal = Decimal(0)
 ) -> Decimal:
-    """Return the most that a launch can cost, provided that a guard is alive to enforce whichever limit comes first."""
+    """Return the most that a launch can cost if a guard is alive to enforce whichever limit is reached first."""
     if time_limit_s <= 0:
         return spend_limit_usd
     return min(spend_limit_usd, spent_before_usd + cost(rate_usd_per_hour, time_limit_s + MARGIN_S))
@@ -219,7 +219,7 @@ def stamp(home: Home) -> dict[str, float | str]:
 
 
 def elapsed_s(home: Home, since: dict[str, float | str]) -> float:
-    """Return the seconds since a stamp: by the boot clock, or by the time of day if the computer has rebooted since."""
+    """Return the seconds since a `stamp`, by the boot clock or, if the computer has rebooted since, the time of day."""
     now = stamp(home)
     if now["boot_id"] and now["boot_id"] == since["boot_id"]:
         return float(now["boottime"]) - float(since["boottime"])
