@@ -1,4 +1,4 @@
-"""Builds the commands that error messages suggest. They name the run as the user typed it, so that they work when pasted.
+"""Builds the commands that error messages suggest. They name the run as the user did, so that they work when pasted.
 
 The name in a run file may differ from the file's own name, and a file outside ./runs can be found only by its path.
 Only the CLI knows what the user typed, so it passes that text along with the launch request.
