@@ -50,7 +50,7 @@ def gives_same_ids(one: Path, other: Path) -> bool:
 
 def _encoding_part(document: dict[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in document.items() if name not in _NO_IDS}
-    # Older files join the two halves of a merge with a space.
+    # Older files store a merge as one string: its two halves, separated by a space.
     merges = [
         tuple(each.split(" ")) if isinstance(each, str) else tuple(each) for each in found["model"].get("merges") or []
     ]

@@ -115,7 +115,7 @@ def _parse_scaled(value: object, scales: dict[str, int], shape: str) -> int:
     number = plain * scales[match[2].lower()]
     if number != number.to_integral_value():
         raise ValueError(wrong)
-    # YAML parses 1e9 as a float, so accept large whole floats. A small one was evidently written with a decimal point.
+    # Accept large whole floats, because YAML parses 1e9 as a float. Assume that a smaller one had a decimal point.
     has_point = number < 1000 if isinstance(value, float) else "." in match[1] and "e" not in match[1].lower()
     if has_point and not match[2]:
         raise ValueError(f"{wrong}; the point is ambiguous: write 1, or 1000")

@@ -5,7 +5,7 @@ Acts          plays each act once during training, as soon as the run has progre
                 preempt vanish hang    take the machine away; the next act of this kind waits for the next machine
                 store-down cloud-down  cause a temporary outage; the machine keeps running
               The first act is played before `watch` starts, later acts while `watch` runs, because the guard in `watch`
-              relaunches the run on its own.
+              relaunches the run automatically.
 ServedCloud   the fake cloud: a server in a separate process, its controls, and a clean shutdown
 """
 
@@ -112,8 +112,8 @@ def faults_of(scenes: dict[str, Scene]) -> Faults:
     return Faults(rates=rates, strikes=tuple(strike for scene in scenes.values() for strike in scene.strikes))
 
 
-_WAIT_S = 300.0  # maximum time to wait for a run to get far enough for an act to be played
-_SILENCE_S = 10.0  # how long a frozen machine sends no heartbeat before the rehearsal destroys it, as a user would
+_WAIT_S = 300.0  # maximum time to wait until the next act is due
+_SILENCE_S = 10.0  # after this long without a heartbeat, the rehearsal destroys a frozen machine, as a user would
 _DOWN_S = 5.0
 _NOTICE_S = 30.0
 _POLL_S = 0.3
@@ -124,7 +124,7 @@ class Acts:
     def __init__(self, acts: list[Act], home: Home, cloud: ServedCloud, notify: Callable[[str, str], None]) -> None:
         self.left = list(acts)
         self._home, self._cloud, self._notify = home, cloud, notify
-        self._taken: list[str] = []  # marks of the machines that were taken away by an act
+        self._taken: list[str] = []  # marks of the machines that an act has preempted or frozen
 
     def await_first(self, run: RunRow) -> None:
         """Wait until the next act is due and play it; skip the act if the run ends first."""

@@ -339,7 +339,7 @@ _EVAL_SCHEMA = "homing.eval/1"
 
 
 def add_evals(report: Report, file: Path) -> Report:
-    """Return the report with the results in `file` added. Raise UsageError if none are for this run's weights."""
+    """Return the report with the results in `file` added. Raise UsageError if none is for this run's weights."""
     document = _read_eval_file(file)
     ours = {sha256 for each in report.kept for sha256 in each.weights.values()}
     try:

@@ -41,7 +41,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 _MARKDOWN = re.compile(r"([\\`*\[\]<>|~&]|(?<![a-zA-Z0-9])_|_(?![a-zA-Z0-9]))")
 # characters that would make a line of Markdown a list item or a heading
 _START = re.compile(r"^([-+=#]|\d+(?=[.)](\s|$)))")
-# The browser must not load or run anything, whatever the page contains.
+# Content security policy: the browser must not load or run anything, even if text in the page asks it to.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE = """
 body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222; background: #fff; }

@@ -44,7 +44,7 @@ class Data:
 @dataclass(frozen=True)
 class Validation:
     step: int
-    loss: float  # in an rl phase, the missing reward instead; see `figure_of` in wire.checkpoint_manifest
+    loss: float  # held-out loss, or the missing reward in an rl phase; see `figure_of` in wire.checkpoint_manifest
     bits_per_byte: float | None = None
 
 
@@ -71,7 +71,7 @@ class Phase:
     tokens_per_s: float | None = None  # the median of the values in the phase's metrics
     mfu: float | None = None
     seconds: float | None = None  # time spent on training steps
-    figures: dict[str, float] = field(default_factory=dict)  # latest values of the phase's special metrics
+    figures: dict[str, float] = field(default_factory=dict)  # latest values of the phase-specific metrics
     choices: dict[str, Any] = field(default_factory=dict)  # the trainer's choices, from its newest checkpoint
 
 
@@ -121,7 +121,7 @@ class Attempt:
     billing: str
     spend_usd: str
     is_at_most: bool
-    provider_usd: str | None  # the amount that the provider reports, if it reports one
+    provider_usd: str | None  # the amount reported by the provider, if any
     note: str = ""
 
 

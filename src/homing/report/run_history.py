@@ -61,7 +61,7 @@ def _happening(event: Event, num_alike: int = 0) -> Happening:
 
 
 def machines(events: Iterable[Event]) -> list[str]:
-    """Return the messages that trainers log at their start (homing version, device, torch), without duplicates."""
+    """Return the messages that trainers log at startup (homing version, device, torch), without duplicates."""
     return list(dict.fromkeys(event.text for event in events if event.kind == "run_started"))
 
 

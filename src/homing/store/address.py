@@ -43,7 +43,7 @@ class S3Address:
 
     @property
     def url(self) -> str:
-        """Return the canonical address. It includes the endpoint, because the instance cannot find it otherwise."""
+        """Return the canonical address. It includes the endpoint, which the instance cannot find in any other way."""
         parts = [f"{name}={value}" for name, value in (("endpoint", self.endpoint), ("region", self.region)) if value]
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/") + ("?" + "&".join(parts) if parts else "")
 

@@ -88,7 +88,7 @@ class Store(Protocol):
     # returns every key that starts with the prefix, sorted; "" lists all keys
     def list(self, prefix: str) -> Entries: ...
     def delete(self, key: str) -> None: ...  # also succeeds if the key does not exist
-    def delete_many(self, keys: Keys) -> None: ...  # deletes the keys, either in the given order or all at once
+    def delete_many(self, keys: Keys) -> None: ...  # deletes the keys, either in the given order or in one operation
     def create_if_absent(self, key: str, data: bytes) -> bool: ...
 
 
@@ -96,15 +96,16 @@ class Store(Protocol):
 class Resuming(Protocol):
     """A store that can resume an interrupted push. Uploaded parts are kept and billed, although `list` omits them."""
 
-    def drop_cut(self, folder: str) -> int: ...  # deletes interrupted uploads below this folder, returns their number
+    # deletes interrupted uploads below this folder and returns their number
+    def drop_cut(self, folder: str) -> int: ...
 
 
 @runtime_checkable
 class Ranged(Protocol):
-    """A store that can read part of a value, so that a value larger than memory can be read in parts."""
+    """A store that can read part of a value, so that a value larger than memory can be processed."""
 
     def num_bytes(self, key: str) -> int: ...
-    # returns fewer than `num_bytes` bytes if the value ends before that
+    # returns fewer than `num_bytes` bytes if the value ends earlier
     def read_part(self, key: str, start: int, num_bytes: int) -> bytes: ...
 
 

@@ -1,8 +1,8 @@
 """A store in a folder: `file:/abs/path`, or a Modal Volume that is mounted as a folder in a sandbox.
 
-A folder gives all guarantees listed in base.py and needs no account. A key is a path below the root folder. The first
-write creates the root if the store was opened with `create`. If the root disappears later (unmounted disk, moved
-folder), every call raises, because a missing disk is not an empty store.
+A folder provides all guarantees listed in base.py and needs no account. A key is a path below the root folder. The
+first write creates the root if the store was opened with `create`. If the root disappears later (unmounted disk,
+moved folder), every call raises, because a missing disk is not an empty store.
 
 A mounted Volume needs no SDK and no token, but each write must be followed by a commit. Modal writes a sandbox's
 changes to the Volume when the sandbox ends, or when `sync` runs on the mount point; only committed changes survive the

@@ -3,9 +3,9 @@
     url -> FILE.part (resumed after an interruption) -> compare with the Hub's size and sha256 -> FILE
 
 FILE is either complete and verified, or absent. After HTTP 429, a server error or a broken connection, the download is
-retried with growing pauses that respect Retry-After, until PATIENCE_S seconds have passed without a new byte. Wrong
-bytes are discarded and downloaded once more. A permanent error (no such file, access denied) raises HubFailed at once,
-and the run ends before training.
+retried at increasing intervals that respect Retry-After, until PATIENCE_S seconds have passed without a new byte. Wrong
+bytes are discarded and downloaded once more. A permanent error (no such file, access denied) raises HubFailed
+immediately, and the run ends before training.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class _Taking:
         return f"HTTP {answer.status}" + (" and no bytes" if answer.status == 200 else ""), _seconds(asked)
 
     def _start_again_unless_whole(self) -> None:
-        """Discard the partial file unless it contains all received bytes; some are missing if the disk is full."""
+        """Discard the partial file if some of the received bytes are missing, as happens when the disk is full."""
         there = self.world.size(self.part) if self.world.exists(self.part) else 0
         if there != self.num_bytes:
             self.throw_away()

@@ -1,6 +1,6 @@
 """Before anything is rented, checks a store by using it, and finds the credentials that the instance needs.
 
-    the store responds -> it exists -> region and token are right -> write a probe, read it back, try to create it
+    the store responds -> it exists -> region and token are valid -> write a probe, read it back, try to create it
     twice, delete it
 
 Each failure is a StoreError that says what to change. `preflight` returns notes for the user: what it found, and what
@@ -96,7 +96,7 @@ def _look_s3(store: S3Store, needs_write: bool) -> list[str]:
 
 def _look_hub(store: HubStore, needs_write: bool) -> list[str]:
     if needs_write:
-        store.head()  # also creates a private repository if there is none
+        store.head()  # if the repository does not exist, this also creates it, as private
     else:
         try:
             store.list("runs/")
@@ -113,7 +113,7 @@ def _look_modal(store: VolumeStore, needs_write: bool) -> list[str]:
     if needs_write and store.may_create:
         return [f"creating {store.url} with {store.connection.who}"]
     if needs_write:
-        store.list("")  # raises an error, because the Volume is missing
+        store.list("")  # raises the error for a missing Volume
     return [f"{store.url} does not exist; {TO_BE_CREATED}"]
 
 

@@ -60,7 +60,7 @@ class Pusher:
     _verified: dict[Step, Stamp] = field(default_factory=dict)
     # checkpoints with a file that does not match the local manifest
     _damaged: dict[Step, Stamp] = field(default_factory=dict)
-    # the local checkpoints when `mirror_retention` last ran
+    # the checkpoints that existed locally when `mirror_retention` last ran
     _mirrored: list[Step] = field(default_factory=list)
     _phases: list[str] = field(default_factory=list)
     _reported: Pushed | None = None
@@ -106,14 +106,14 @@ class Pusher:
     def push_live(self, is_verified: bool = False) -> None:
         """Push changed live files, the heartbeat last.
 
-        So when a new heartbeat arrives, the store already contains everything that the heartbeat reports.
+        This order ensures that the store already contains everything that a new heartbeat reports when it arrives.
         """
         self._live_at = self.world.monotonic()
         found = [name for name in self._walk() if not name.startswith(f"{file_names.CHECKPOINTS}/")]
         self._push_files(sorted(found, key=lambda name: (name == file_names.HEARTBEAT, name)), is_verified)
 
     def _push_live_between(self) -> None:
-        """Push live files during a long push, so that the heartbeat stays current; at most once per `store.pace_s`."""
+        """Push live files during a long push, to keep the heartbeat current, but at most once per `store.pace_s`."""
         if self.world.monotonic() - self._live_at >= self.store.pace_s:
             self.push_live()
 
@@ -197,7 +197,7 @@ class Pusher:
         was_there = self._read_or_none(manifest_key)
         if was_there not in (None, text):
             # The run resumed from an older checkpoint and saved this step again. Delete the old manifest first, so that
-            # the old checkpoint does not count while its content is being replaced.
+            # the old checkpoint does not count as complete while its content is being replaced.
             self.store.delete(manifest_key)
         for batch in _batches(manifest.files, self.store.batch_files):
             if not self._push_parts(folder, batch):
@@ -209,7 +209,7 @@ class Pusher:
         if self.store.read(manifest_key) != text:
             raise _read_back_differs(manifest_key, self.store)
         num_bytes = sum(file.num_bytes for file in manifest.files)
-        # the agent uses the measured seconds to reserve time for the last push
+        # the agent uses `seconds` to decide how much time to reserve for the last push
         reported = {"num_bytes": num_bytes, "seconds": self.world.monotonic() - begun}
         self.event(
             "checkpoint_pushed", f"{folder} is in the store: {num_bytes:,} bytes verified.", phase, step, **reported

@@ -1,8 +1,8 @@
-"""Reads leases in the store. The newest lease says which homing home owns a run and which instance may write its files.
+"""Reads leases in the store. A lease names the homing home that owns a run and the instance that may write its files.
 
     runs/<id>/lease/00000001.json ...    written once by create-if-absent, never changed; the highest number wins
 
-The user's computer and the instance both use this module. Leases are taken only on the user's computer, in
+The user's computer and the instance both use this module, but only the user's computer acquires leases, in
 cloud/ledger/run_lease.py. Each function raises if the store cannot be read, so that an outage never makes an instance
 look superseded.
 """
@@ -65,7 +65,7 @@ class Fence:
         self._newest: Lease | None = None
 
     def superseded_by(self) -> Lease | None:
-        """Return the newer lease that names another instance, or None. Read only one key if there is no newer lease.
+        """Return the newer lease that names another instance, or None. If no lease is newer, only one key is read.
 
         If the run is adopted on another computer, the new lease names this same instance, so the instance continues.
         """

@@ -7,7 +7,7 @@
 
 Sync is a separate process in the trainer's environment, so that a store that hangs or an SDK that crashes takes down
 neither the trainer nor the watchdog. In each mode, sync first checks the run's lease: if a newer lease names another
-instance, this instance pushes nothing more. Exit codes: 0 done, 2 wrong usage, 7 store or hash failure,
+instance, this instance stops pushing. Exit codes: 0 done, 2 wrong usage, 7 store or hash failure,
 file_names.EXIT_SUPERSEDED.
 """
 
@@ -137,8 +137,8 @@ def _take_from_store(boot: Boot, item: Input, path: str, pusher: Pusher) -> None
             text = f"Cannot fetch {item.path}: {item.key} {wrong} {pusher.store.url} (try {tries} of {_MISSING_TRIES})."
             log.warning("%s", text)
             if tries == _MISSING_TRIES:
-                # On this event, the agent ends the run and no other instance is started, just as if the Hub had refused
-                # the weights.
+                # This event makes the agent end the run, and no other instance is started, just as if the Hub had
+                # refused the weights.
                 fix += f" To push it again, run on the computer with the data: homing launch {boot.run_id} --resume"
                 pusher.event("input_missing", f"{text} {fix}", stops=boot.mark)
                 raise
@@ -152,7 +152,8 @@ def _take_from_hub(boot: Boot, item: Input, path: str, pusher: Pusher) -> float:
         take_from_hub(item, path, pusher.world, pusher.event)
         return pusher.world.monotonic() - since
     except HubFailed as exc:
-        # Retrying would only cost money. The mark in `stops` makes the agent on this instance stop the run.
+        # Do not retry, because that would only cost money. `stops` contains this instance's mark, which makes its agent
+        # end the run.
         pusher.event("weights_refused", f"{exc.what} {exc.why}", stops=boot.mark)
         raise
 
@@ -160,7 +161,7 @@ def _take_from_hub(boot: Boot, item: Input, path: str, pusher: Pusher) -> float:
 def _kept_at(boot: Boot, item: Input) -> str:
     """Return the path of an input's cached copy on the volume, or "" if the input is not cached.
 
-    The volume caches only inputs that the run never changes: shards and tokenizer.
+    The volume caches only inputs that the run never changes: token shards and the tokenizer.
     """
     folder = boot.bootstrap.inputs_dir if boot.bootstrap else ""
     return os.path.join(folder, item.sha256) if folder and item.path.startswith("data/") else ""
@@ -184,7 +185,7 @@ def _keep(boot: Boot, item: Input, path: str, world: World) -> None:
 
 
 def push_once(boot: Boot, store: Store, world: World) -> None:
-    """Push everything and read it back. Raise a HomingError that says what is missing, if anything is."""
+    """Push everything and read it back. If anything is missing, raise a HomingError that says what."""
     pusher = _pusher(boot, store, world)
     try:
         bring_request(boot, store, world)
@@ -199,7 +200,7 @@ def push_once(boot: Boot, store: Store, world: World) -> None:
 
 
 def watch(boot: Boot, store: Store, world: World) -> None:
-    """Push changes until terminated. If the store fails, retry with growing pauses while training continues."""
+    """Push changes until terminated. If the store fails, retry at increasing intervals while training continues."""
     pusher = _pusher(boot, store, world)
     fence = _fence(boot, store)
     failures, due_at = 0, world.monotonic()
@@ -282,7 +283,7 @@ def _is_living(path: str) -> bool:
 def _report_failure(boot: Boot, pusher: Pusher, exc: HomingError | OSError, failures: int) -> None:
     problem = exc.what if isinstance(exc, HomingError) else f"{type(exc).__name__}: {exc}"
     log.warning("try %d failed: %s", failures, exc)
-    with contextlib.suppress(OSError):  # a full disk must not end the only program that can still push
+    with contextlib.suppress(OSError):  # a full disk must not terminate the only program that can still push
         if failures == 1:
             pusher.event("push_failing", f"Push failed; retrying: {problem}")
         if isinstance(exc, StoreRefused) and failures & (failures - 1) == 0:

@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 10.0
 _LONGEST_PAUSE_S = 300.0
-# After this long without new metrics, the follower gives up, because the run will probably never report its end. The
-# user can restart the follower at any time.
+# After this long without new metrics, the follower gives up, because the run will probably never report that it
+# ended. The user can restart the follower at any time.
 SILENT_S = 86400.0
 
 
@@ -121,7 +121,7 @@ class Follower:
     def follow(self, every_s: float = EVERY_S) -> str:
         """Follow the run until it has an outcome and all metrics are sent; return the run's final state.
 
-        Stop as well if no new line arrives for SILENT_S seconds, and return "" if the run has no outcome yet.
+        Also stop if no new line arrives for SILENT_S seconds; in that case, return "" if the run has no outcome yet.
         """
         active_at = self.world.monotonic()
         while True:

@@ -47,7 +47,7 @@ class Sink(Protocol):
     # called after training rolled back to an earlier step; everything from this metric's step on will be logged again
     def rewind(self, metric: Metric) -> None: ...
 
-    def flush(self) -> None: ...  # returns once no logged value can be lost
+    def flush(self) -> None: ...  # blocks until no logged value would be lost if this process crashed
 
     def close(self, state: str) -> None: ...  # done | failed | stopped, or "" if the run may continue
 

@@ -64,7 +64,7 @@ class ToMlflow:
             self._waiting.append(self._point(f"{metric.phase}/{name}", value, at, metric.step))
 
     def rewind(self, metric: Metric) -> None:
-        """Do nothing, because MLflow's history keeps all values of a step with their times."""
+        """Do nothing: MLflow keeps every value that was logged for a step, each with its time."""
 
     def flush(self) -> None:
         while self._waiting:

@@ -45,11 +45,11 @@ class Bootstrap:
     torch_index: str = ""  # URL of PyTorch's wheels for older drivers, to which /cu129 or similar is appended
     python: str = ""  # the interpreter that creates the environment
     env_dir: str = ""  # path of the environment, to which a fingerprint is appended; <work folder>/env links to it
-    # names by which the driver may report the GPU, reduced to a-z and 0-9
+    # names under which the driver may report the GPU, reduced to a-z and 0-9
     gpu_names: List[str] = field(default_factory=list)
     num_gpus: int = 0
     may_add: bool = False  # whether system packages may be installed; true if the machine is not shared with others
-    inputs_dir: str = ""  # folder on a volume that keeps inputs by hash, so that later instances need not fetch them
+    inputs_dir: str = ""  # folder on a volume that caches inputs by hash, so that later instances need not fetch them
     probe_argv: List[str] = field(default_factory=list)
     probe_floor: Dict[str, float] = field(default_factory=dict)  # measurement -> the lowest acceptable value
 

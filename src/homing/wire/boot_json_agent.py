@@ -53,6 +53,6 @@ class Orders:
     lookout_argv: List[str] = field(default_factory=list)
     unsaved_limit_s: float = 0.0  # how long training may continue while the store refuses every push; 0 for no limit
     push_s: float = 0.0  # planned time to push a checkpoint, replaced by the measured time after the first push
-    # time needed between the last save and the end of billing, without the push, to start processes and read data back
+    # time from the last save to the end of billing, excluding the push itself: starting processes, reading data back
     home_s: float = 0.0
     keep_on_failure_s: float = 0.0  # how long to keep a failed instance for inspection, within its limits

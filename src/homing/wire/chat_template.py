@@ -24,12 +24,12 @@ __all__ = ["FoundTemplate", "Turns", "Unreadable", "read_chat_template", "refuse
 @record("turns", 1)
 @dataclass(frozen=True)
 class Turns:
-    """The text around messages, with special tokens by name. A field is None if the template forbids that order."""
+    """The text that a template puts around messages. A field is None if the template forbids that sequence of roles."""
 
     template_sha256: str  # sha256 of the template's text
     begin: str  # the text before the first message, if that message is from the user
     end: str  # the text after the last message, including the start of the assistant's turn
-    markers: Dict[str, int] = field(default_factory=dict)  # special token -> id
+    markers: Dict[str, int] = field(default_factory=dict)  # special token, as it appears in the text -> id
     end_id: Optional[int] = None  # id of the token with which the assistant ends a turn
     is_trimmed: bool = False  # whether the template strips the whitespace around messages
     begin_system: Optional[str] = None
@@ -74,8 +74,8 @@ def read_chat_template(folder: Path) -> FoundTemplate:
 def refuse_link_outside(path: Path) -> None:
     """Raise Unreadable if `path` is a symlink that leads outside its folder.
 
-    A folder from an untrusted source could link to any file on this computer, which would then be sent with the run. A
-    snapshot in the Hub cache, however, may link to the blobs of its own repository.
+    A folder from an untrusted source could link to any file on this computer, which would then be uploaded with the
+    run. A snapshot in the Hub cache, however, may link to the blobs of its own repository.
     """
     if not path.is_symlink():
         return

@@ -40,7 +40,7 @@ class Request:
     spend_limit_usd: Optional[str] = None
     time_limit_s: Optional[float] = None
     t: float = 0.0
-    # seconds since billing began, by the clock of the user's computer, because the instance's clock may be behind
+    # seconds since billing began, measured by the user's computer, because the instance's clock may be behind
     age_s: Optional[float] = None
 
 
@@ -63,7 +63,7 @@ class Heartbeat:
     tokens_per_s: Optional[float] = None
     mfu: Optional[float] = None
     step_s: Optional[float] = None
-    # Seconds until the phase ends, in full or early (landing), as estimated by the trainer. Copied from Metric.
+    # The trainer's estimate of the seconds until the phase completes or stops early (landing). Copied from Metric.
     eta_s: Optional[float] = None
     trainer_pid: Optional[int] = None
     end_step: Optional[int] = None  # the step at which the phase ends early (landing); None if it runs to num_steps

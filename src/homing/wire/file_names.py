@@ -22,7 +22,7 @@ CHECKPOINTS = "checkpoints"
 SAMPLES = "samples"
 LATEST = "latest.json"
 BEST = "best.json"
-TRAINER_LOCK = ".trainer.lock"  # locked while a trainer runs in the folder; kept afterwards as evidence that one ran
+TRAINER_LOCK = ".trainer.lock"  # locked while a trainer runs in the folder; kept afterwards to show that one ran there
 STARTER_FD_ENV = "HOMING_STARTER_FD"  # file descriptor of a pipe that closes when the trainer's parent process ends
 # the run's name as the user typed it and any options that change the run file, for use in the trainer's messages
 TYPED_ENV = "HOMING_TYPED"

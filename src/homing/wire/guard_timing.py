@@ -19,8 +19,8 @@ STOP_GRACE_S = 120.0
 PUSH_RESERVE_S = 120.0
 # the reserve is at most this fraction of the total time, so that a run with a small limit still trains
 RESERVE_FRACTION = 0.1
-# For END and later guards, a smaller reserve is raised toward this many seconds, because checking, killing and starting
-# the command that ends billing take time.
+# For END and later guards, a reserve below this many seconds is raised toward it, because checking, killing and
+# starting the command that ends billing take time.
 SMALL_RESERVE_S = 40.0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 # Files in the work folder, next to boot.json.
 RUN_DIR = "run"
 AGENT_LOCK, DEAD_MAN_LOCK = "agent.lock", "dead-man.lock"  # lock files, each locked while its process is alive
-CLOCK = "clock"  # a boot-clock time, and the seconds billed until then
+CLOCK = "clock"  # a boot-clock time, and the number of seconds billed by then
 RESTARTS = "restarts"  # how many times the dead-man restarted the agent, and the boot-clock time of the last restart
 BILLING_ENDED = "billing-ended"  # boot-clock time at which the request to end billing was accepted
 
@@ -13,7 +13,7 @@ BILLING_ENDED = "billing-ended"  # boot-clock time at which the request to end b
 CONTROL = "control.json"
 REQUEST = "request.json"
 HEARTBEAT = "heartbeat.json"
-LIMITS = "limits.json"  # a Request with the limits that the agent last accepted; the dead-man uses them too
+LIMITS = "limits.json"  # the limits that the agent last accepted, stored as a Request; also read by the dead-man
 USE = "use.json"
 EVENTS = "events.jsonl"
 METRICS = "metrics.jsonl"
@@ -29,7 +29,7 @@ EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_STOPPED = 75
 
-# The exit code of store.sync if a newer lease names another instance. This instance must then push nothing more.
+# The exit code of store.sync if a newer lease names another instance. This instance must then stop pushing.
 EXIT_SUPERSEDED = 76
 
 # Environment variable of every process on our instances; the local and ssh providers use it to find those processes.

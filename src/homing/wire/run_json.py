@@ -46,7 +46,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes that `config.estimate.params_and_flops` computes. The trainer compares its own counts with them."""
+    """Parameter and FLOP counts from `config.estimate.params_and_flops`, which the trainer compares with its own."""
 
     num_params: int  # number of parameters; counts a tied head only once
     num_matmul_params: int  # number of parameters in the blocks and the head, excluding the embedding lookup
@@ -92,7 +92,7 @@ class Optimizer:
     lr_head: float
     lr_norm: float
     weight_decay: float
-    lr_scalar: float = 0.0  # learning rate of the gates and scales in swift
+    lr_scalar: float = 0.0  # learning rate of the gates and scales in models of the swift family
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
@@ -137,7 +137,7 @@ class Rl:
     max_new_tokens: int = 256
     temperature: float = 1.0
     top_k: int = 0  # number of most likely tokens to sample from; 0 for all
-    advantage: str = "std"  # std | mean: only std divides by the group's standard deviation
+    advantage: str = "std"  # std | mean: both subtract the group's mean; std also divides by its standard deviation
     kl: float = 0.0  # weight of the KL penalty, which keeps the model close to the initial weights of the phase
     updates_per_rollout: int = 1
     clip_low: float = 0.2  # has an effect only with more than one update per rollout
@@ -145,7 +145,7 @@ class Rl:
     pass_reward: float = 1.0  # a sample passes if its reward is at least this
     eval_prompts: int = 64
     eval_samples: int = 4
-    rollout_rows: int = 0  # number of samples generated at a time; 0 for all at once
+    rollout_rows: int = 0  # number of samples generated at the same time; 0 for all
     graphs: str = "auto"  # auto | on | off: CUDA graphs
     collapse_steps: int = 20
     reward_timeout_s: float = 10.0
@@ -157,7 +157,7 @@ class Lora:
     """Adapter settings of a lora or qlora phase. lm.model.lora implements them."""
 
     rank: int = 16
-    alpha: float = 32.0  # the adapter is scaled by alpha / rank, or with rsLoRA by alpha / sqrt(rank)
+    alpha: float = 32.0  # the adapter is scaled by alpha / rank (with rsLoRA, by alpha / sqrt(rank))
     dropout: float = 0.0
     targets: List[str] = field(default_factory=lambda: ["q", "k", "v", "o", "gate", "up", "down"])
     is_rslora: bool = False
@@ -182,7 +182,7 @@ class Phase:
     method: str  # full | lora | qlora
     num_steps: int
     batch_tokens: int  # tokens in one optimizer step
-    micro_batch: int  # number of rows of `context` tokens per forward pass; 0 lets the trainer pick what fits
+    micro_batch: int  # number of rows of `context` tokens per forward pass; 0 lets the trainer pick a number that fits
     optimizer: Optimizer
     schedule: Schedule
     eval_every: int  # number of steps between validations; 0 to validate only at the end
@@ -192,8 +192,8 @@ class Phase:
     sample_every: int  # number of steps between samples; 0 to sample whenever a checkpoint is saved
     keep_last: int  # number of checkpoints kept in addition to the best one
     init_from: str = ""  # a checkpoint folder to start from; "" for fresh weights
-    init_base: str = ""  # if init_from contains an adapter, the folder with the weights on which it was trained
-    data: Optional[PhaseData] = None  # the phase's own data; None if it trains on the run's text
+    init_base: str = ""  # if init_from contains an adapter, the folder with the weights that it was trained on
+    data: Optional[PhaseData] = None  # the phase's own data; None if the phase trains on the run's text
     lora: Optional[Lora] = None  # used by the methods lora and qlora
     rl: Optional[Rl] = None  # used by phases of kind rl
     recompute: str = "none"  # none | half | all: how many blocks recompute their activations instead of keeping them
@@ -252,7 +252,7 @@ class Ssh:
     known_hosts: str = "~/.ssh/known_hosts"
     work_dir: str = ".homing"  # folder on the host; a relative path is relative to the user's home directory
     rate_usd_per_hour: str = "0.36"
-    python: str = ""  # a Python on the host that has torch; if empty, homing creates an environment from its lock file
+    python: str = ""  # a Python with torch on the host; if empty, homing creates an environment from its lock file
 
 
 @dataclass(frozen=True)

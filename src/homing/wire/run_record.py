@@ -23,7 +23,7 @@ class Attempt:
     state: str = "unknown"
     guard: str = ""  # a sentence about how the provider itself limits spending
     note: str = ""
-    # the computer and the $HOMING_HOME folder that launched the instance, and that hold a `local` instance's files
+    # the computer and the $HOMING_HOME folder that launched the instance; they contain the files of a `local` instance
     host: str = ""
     home: str = ""
     # the provider account that rented the instance; other accounts' keys cannot see the instance
@@ -36,7 +36,7 @@ class Lease:
     """The content of runs/<id>/lease/<number>.json, written once by create-if-absent. The highest number wins.
 
     A lease says which homing home owns the run and which instance may write the run's files. An instance with a
-    different mark has been superseded: it ends its own billing and writes nothing more.
+    different mark has been superseded: it stops writing and ends its own billing.
     """
 
     number: int
@@ -58,7 +58,7 @@ class RunRecord:
     spend_limit_usd: Optional[str]
     attempts: List[Attempt] = field(default_factory=list)
     updated_at: float = 0.0
-    store: str = ""  # the store's address as the owner writes it
+    store: str = ""  # the store's address as the user writes it
     created_at: float = 0.0
     time_limit_s: float = 0.0  # time limit in seconds; 0 for none
     run_file_sha256: str = ""

@@ -112,7 +112,7 @@ class Machine:
         os.makedirs(path, exist_ok=True)
 
     def remove(self, path: PathLike) -> None:
-        """Delete a file. Succeed even if the file does not exist."""
+        """Delete a file. Do nothing if it does not exist."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
@@ -248,7 +248,7 @@ def sync_folder_of(path: PathLike) -> None:
 
 class _Child(subprocess.Popen):  # type: ignore[type-arg]  # Popen[bytes] needs Python 3.9
     def __del__(self) -> None:
-        pass  # suppress the warning about a child that outlives its parent, because our children are meant to
+        pass  # suppress the warning that the child is still running: our children are meant to outlive this process
 
 
 # Child processes by pid, kept so that poll() can reap them without racing the interpreter's own clean-up.

@@ -40,7 +40,7 @@ class World(Machine):
     _private: str = ""  # only the user can read files below this folder; "" for none
 
     def keep_private(self, folder: PathLike) -> None:
-        """From now on, create this folder and everything below it so that only its owner can read it."""
+        """Whenever this folder, or anything below it, is created from now on, make it readable only by its owner."""
         self._private = os.path.abspath(folder)
 
     def random_hex(self, num_chars: int) -> str:
@@ -76,7 +76,7 @@ class World(Machine):
         return bool(self._private) and (full == self._private or full.startswith(self._private + os.sep))
 
     def _make_private(self, path: PathLike) -> None:
-        """Create an empty file that only its owner can read, if the path is private and there is no file yet."""
+        """If the path is private and no file exists yet, create an empty one that only its owner can read."""
         if self._is_private(path) and not os.path.exists(path):
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
 
@@ -200,7 +200,7 @@ class World(Machine):
     # --- network ---
 
     def stream(self, request: HttpRequest, seconds: float) -> HttpResponse:
-        """Read a response that may never end. Stop after `seconds`, or if no data arrives for the request's timeout."""
+        """Read a response that may never end. Stop after `seconds`, or once no data arrives for `request.timeout_s`."""
         deadline, chunks = time.monotonic() + seconds, list[bytes]()
         req = urllib.request.Request(request.url, request.body or None, request.headers, method=request.method)
         try:
@@ -218,7 +218,7 @@ class World(Machine):
     def download(
         self, url: str, path: PathLike, max_bytes: int, take: Callable[[bytes], None], timeout_s: float = 60.0
     ) -> HttpResponse:
-        """Download `url` to a file, or only the rest if the file contains the beginning; pass each chunk to `take` too.
+        """Download `url` to a file, resuming if the file already contains its beginning; pass each chunk to `take` too.
 
         Redirects are followed, so the request carries no secrets, only our user agent and the range. The file is
         written only if the status is 200 for an empty file, or 206 with a range that begins exactly where the file
@@ -282,7 +282,7 @@ class Database:
             try:
                 return self._execute(statements)
             except sqlite3.OperationalError as exc:
-                # An error from SQLite has a name. Python's own error for text that cannot be decoded has none.
+                # Errors from SQLite have `sqlite_errorname`. Python's own error for undecodable text does not.
                 if not getattr(exc, "sqlite_errorname", "").startswith("SQLITE_IOERR_SHM"):
                     raise
                 # The disk is too full for SQLite's shared-memory file. With exclusive locking, SQLite keeps the content

@@ -122,7 +122,8 @@ class Connection:
             )
         if status in (401, 404) or code == "RepoNotFound":
             why = f"{token} cannot see {repo}: the repository does not exist or is private, or the token is invalid."
-            if is_dataset:  # do not suggest creating it: a dataset repository is usually a source of training text
+            # A dataset repository is usually a source of training text, so do not suggest creating it.
+            if is_dataset:
                 return why, "Fix the name, or use another token: export HF_TOKEN=..."
             return why, f"Create it: hf repo create {repo} --private   or fix `store:`, or use another token"
         if status == 403:
@@ -157,7 +158,7 @@ def connect(address: HubAddress, world: World) -> Connection:
 
 
 class UploadFailed(OSError):
-    """A failed upload, with the reason in its message. The SDK raises a RuntimeError whose cause is the real error."""
+    """Raised if an upload fails. The message includes the cause of the SDK's RuntimeError, which is the real error."""
 
     def __init__(self, exc: BaseException) -> None:
         cause = exc.__cause__ or exc

@@ -47,7 +47,7 @@ _PIECE = 16 << 20
 _IN_MEMORY = 8 << 20
 _GROWING = (".jsonl", ".log", ".csv", ".txt")
 _RETRIES = Retries(tries=6, first_s=0.5, longest_s=8.0)
-_RACES = 40  # an exclusive write gives up after other writers have committed first this many times in a row
+_RACES = 40  # `create_if_absent` gives up if other writers commit first this many times in a row
 _CONFLICTS = (409, 412)
 _ABSENT = "EntryNotFound"  # the Hub's error code for a missing key or folder; not used for a missing repository
 _PASSING = (408, 429, 500, 502, 503, 504)
@@ -241,7 +241,7 @@ class HubStore:
 
     def head(self) -> str:
         """Return the newest commit. If the repository is missing and `create` is set, create it first, as private."""
-        # Read the flag before the request, because another thread may create the repository meanwhile.
+        # Read `_may_create` before the request, because another thread may clear it when it creates the repository.
         may_create = self._may_create
         with self._as_store_error("checked", ""):
             try:

@@ -42,12 +42,12 @@ __all__ = ["VolumeStore", "open_volume"]
 T = TypeVar("T")
 # This alias is needed because `list` is a method in the class below.
 Things = list[Any]
-Pairs = list[tuple[str, Any]]  # a name in the Volume, and its content as bytes or a local path
+Pairs = list[tuple[str, Any]]  # (name in the Volume, content: bytes or a local path)
 _RETRIES = Retries(tries=3, first_s=1.0)  # in addition to the SDK's own retries, which last about a second
 _RACES = 20
 _IN_MEMORY = 8 << 20
 _GROWING = (".jsonl", ".log", ".csv", ".txt")
-_SLOWEST_BYTES_PER_S = 250_000  # a slower transfer exceeds its call's deadline
+_SLOWEST_BYTES_PER_S = 250_000  # a transfer slower than this exceeds its call's deadline
 _VERSION = 2  # version of the Volume; only version 2 can be committed from a running sandbox
 
 
@@ -182,7 +182,7 @@ class VolumeStore:
                 fix="Try again.",
             )
         finally:
-            with contextlib.suppress(StoreError):  # if this fails, `list` ignores the staged file because of its name
+            with contextlib.suppress(StoreError):  # a leftover is harmless: `list` ignores files with such names
                 self._remove(temporary, key)
 
     # --- used by preflight ---
@@ -221,8 +221,8 @@ class VolumeStore:
             self._finish(str(holder), name, key)
         except _Gone:
             if not self.exists(key):
-                # The file was written earlier and then deleted from a sandbox, which cannot access the Dict, so the
-                # claim is void.
+                # The claim is void: after the file was written, a sandbox deleted it, but a sandbox cannot access the
+                # Dict to delete the claim as well.
                 self._withdraw(name, key)
                 return False
         return True

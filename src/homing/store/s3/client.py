@@ -62,7 +62,7 @@ _MEANINGS["403"] = _MEANINGS["Forbidden"] = _MEANINGS["AllAccessDisabled"] = _ME
 _MEANINGS["404"] = _MEANINGS["NoSuchBucket"]
 _MEANINGS["ExpiredTokenException"] = _MEANINGS["TokenRefreshRequired"] = _MEANINGS["ExpiredToken"]
 _MEANINGS["ServiceUnavailable"] = _MEANINGS["503"] = _MEANINGS["SlowDown"]
-# The codes in `_MEANINGS` that the user must act on; all other codes there are transient.
+# The codes in `_MEANINGS` that the user must act on. Its other codes mean transient failures.
 _REFUSALS = frozenset(_MEANINGS) - {"SlowDown", "ServiceUnavailable", "503"}
 _WRONG_REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "301")
 

@@ -40,7 +40,7 @@ from homing.world import World
 
 __all__ = ["S3Store"]
 
-_MAKER = "homing-maker"  # metadata that names the writer of an object, in case the response to its write is lost
+_MAKER = "homing-maker"  # metadata that identifies an object's writer, needed if the response to the write is lost
 
 
 class S3Store:
@@ -196,7 +196,7 @@ class S3Store:
     # --- used by preflight ---
 
     def is_exclusive(self) -> bool:
-        """Return True if the service rejects the second of two If-None-Match writes to a new key. Tested only once."""
+        """Return True if the service rejects the second of two If-None-Match writes to a new key; cache the result."""
         if self._is_exclusive is None:
             name = f"{self.address.prefix}{PROBES}/{self.world.random_hex(16)}"
             try:

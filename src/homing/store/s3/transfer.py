@@ -40,7 +40,7 @@ class Sent:
 
 
 class _OtherContent(Exception):
-    """Raised if an interrupted upload has different content or was aborted, so a new upload must be started."""
+    """Raised if an interrupted upload does not match the file, or was aborted, so that a new upload must be started."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def sweep(connection: Connection, world: World, below: str = "", untouched_s: fl
 
 
 def _touched_at(listed: dict[str, Any], parts: list[dict[str, Any]]) -> float:
-    """Return when an upload was last active. Its start time is not enough: a large file may take over a day."""
+    """Return the time of an upload's last activity. The start time is not enough: a large file may take over a day."""
     return float(max(moment.timestamp() for moment in [listed["Initiated"], *(p["LastModified"] for p in parts)]))
 
 
