@@ -2,7 +2,7 @@
 
 .env -> names that hold a credential -> the environment of this process, unless exported -> the names, on stderr
 
-The folder may belong to someone else, so the file may set credentials and nothing more: an address could send exported
+The folder may belong to someone else, so the file may set only credentials. Otherwise, an address could send exported
 keys elsewhere, PYTHONPATH or LD_PRELOAD could run code, and HOMING_HOME could move the ledger.
 """
 

@@ -97,7 +97,9 @@ class Run:
     def train(
         self, *, fresh: bool = False, extend: int | None = None, on_line: Callable[[str], None] | None = None
     ) -> dict[str, Any]:
-        """Train on this computer until the end; the same call resumes an unfinished run. `on_line` receives its output.
+        """Train on this computer, and return when training ends. Calling this again resumes an unfinished run.
+
+        `on_line` receives each line of the trainer's output.
 
         A run that fails, is interrupted or reaches a limit raises the error that `homing train` prints.
         """
@@ -175,9 +177,9 @@ class Run:
         return fetch_model(self.name, checkpoint=checkpoint, to=place, force=force).folder
 
     def destroy(self, *, force: bool = False) -> list[dict[str, Any]]:
-        """Destroy the run's instances; the provider confirms the end of billing. Returns the receipts.
+        """Destroy the run's instances, and return the receipts once the provider has confirmed the end of billing.
 
-        `force`: destroy even if something that was not pushed would be lost; without it, such a loss is a UsageError.
+        `force`: destroy even if data that was not pushed would be lost. Without it, a UsageError is raised instead.
         """
         from homing.api.runs.end_runs import destroy
 

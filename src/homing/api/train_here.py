@@ -114,7 +114,7 @@ def train_here(
     out: Write | None = None,
     err: Write | None = None,
 ) -> TrainedHere:
-    """Train until the end, and return the result. `out`, `err`: functions that show the trainer's lines.
+    """Train, and return the result when training ends. `out`, `err`: functions that show the trainer's lines.
 
     `name`: a run file; None: the newest.
     """
@@ -202,7 +202,7 @@ def _missing(loaded: Loaded) -> Path:
 
 
 def _with_weights(loaded: Loaded, again: Callable[[], Loaded]) -> Loaded:
-    """Download public open weights. Prep leaves the download to the machine that trains: here, this computer."""
+    """Download public open weights, because prep leaves their download to the computer that trains."""
     source = loaded.source
     if source is None or all((source.metadata_dir / file.name).is_file() for file in source.files):
         return loaded
@@ -328,7 +328,7 @@ def _refuse_if_changed(run: Run, run_dir: Path, anew: str) -> None:
 def newest_unfinished(runs: Path, name: str) -> Path | None:
     """Return the newest run of this name that was trained here; None if that run is done.
 
-    The folder also contains launched runs, and runs of the same name that were started in another folder.
+    Skips launched runs, and runs of the same name that were started in another folder: `runs` contains them, too.
     """
     pattern = re.compile(re.escape(name) + r"-\d{8}-\d{6}-\w+")
     found = sorted((path for path in runs.glob(f"{name}-*") if pattern.fullmatch(path.name)), reverse=True)
@@ -351,11 +351,11 @@ def _run_trainer(run_dir: Path, typed: str, out: Write | None, err: Write | None
     """
     caught = 0
     argv = [sys.executable, "-m", "homing.lm.train", str(run_dir)]
-    # In its own session: Ctrl-C at the terminal reaches only this process and is passed on once. Two signals would mean
-    # "stop now, without a checkpoint".
+    # The trainer runs in its own session, so that Ctrl-C at the terminal reaches only this process, which passes it on
+    # once. Two signals would mean "stop now, without a checkpoint".
     pipe = subprocess.PIPE
-    # The write end stays here, unused. It closes when this process dies, even by kill -9, and the trainer then stops
-    # too; otherwise it would run unnoticed.
+    # This process holds the write end of the pipe open, but never writes to it. When this process dies, even by
+    # kill -9, the pipe closes and the trainer stops too; otherwise, the trainer would continue unnoticed.
     given_end, kept_end = os.pipe()
     env = {**os.environ, file_names.TYPED_ENV: typed, file_names.STARTER_FD_ENV: str(given_end)}
     child: subprocess.Popen[bytes] | None = None
@@ -405,7 +405,7 @@ def _opened(run_dir: Path) -> Chosen | None:
     """Return the checkpoint that the next verbs will open; for a finished run that is not always the last one saved."""
     try:
         return choose_in_run(run_dir)
-    except HomingError:  # the verb that needs it reports the problem
+    except HomingError:  # a verb that needs the checkpoint reports why it cannot be opened
         return None
 
 
@@ -463,7 +463,7 @@ class _Keeper:
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()  # keeps lines of the two streams from mixing
         self._file: IO[bytes] | None = None
-        with contextlib.suppress(OSError):  # the terminal still shows the output, and metrics.jsonl has the numbers
+        with contextlib.suppress(OSError):  # a log is optional: the terminal shows it, metrics.jsonl has the figures
             path.parent.mkdir(exist_ok=True)
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in close()
 

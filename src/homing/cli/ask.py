@@ -54,7 +54,7 @@ def agrees_to_rate(row: OfferPlan, words: Words, limit_usd_per_hour: Decimal | N
     rate = usd(row.offer.rate_usd_per_hour)
     question = f"{name_of(row.offer)} costs {rate}/h. Continue?"
     if not sys.stdin.isatty():
-        # A resumed run does not accept --set, so the user can confirm only at a terminal.
+        # A resumed run does not accept --set, so the user cannot set limits.rate and must confirm at a terminal.
         again, change = words.to("launch"), f" --set limits.rate={row.offer.rate_usd_per_hour}   or"
         raise UsageError(
             what=f"{name_of(row.offer)} costs {rate}/h, which needs confirmation.",

@@ -233,7 +233,7 @@ def _drawn(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 def ask(question: str, *, yes: bool) -> bool:
     """Ask the user for confirmation; the question states the cost.
 
-    With `yes`, return True without asking. Raise UsageError if there is no terminal either.
+    With `yes`, return True without asking. Otherwise, raise UsageError if there is no terminal.
     """
     if yes:
         return True

@@ -1,7 +1,8 @@
 """Output of `homing prep`: a progress line during the work, and a report at the end.
 
-With a run file, the report has a few lines, because the file contains the rest. Without one, or with -v, it is the full
-report, as in the CS336 course. If there was nothing to do, it is a single line. With -q, nothing is printed.
+With a run file, the report is only a few lines long, because the rest is in that file. Without a run file, or with -v,
+the full report is printed, as in the CS336 course. If there was nothing to do, the report is a single line. With -q,
+nothing is printed.
 """
 
 from __future__ import annotations

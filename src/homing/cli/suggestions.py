@@ -358,7 +358,7 @@ def _corrected(typed: list[str], path: str, command: Any) -> _Corrected:
         elif (near := _elsewhere(wrong, own) or _by_value(wrong, [wrong, value], own)) or (
             not (_word_of(wrong, command) or _key_of(wrong, value, own)[0]) and (near := _spelled_like(wrong, own))
         ):
-            # the other tool's option may have taken a value: --format json
+            # the other tool's option may take a value even if ours does not: --format json
             takes_none = getattr(own[near], "is_flag", False)
             behind = [] if not value or (takes_none and (equals or near in ("--json", "--smoke"))) else [value]
             said += [f"{near}={value}"] if equals and behind else [near, *behind]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["addresses", "bring_file", "bring_files", "part_of", "say_if_less"]
 
 _REPORT_EVERY_S = 10.0
-_ENOUGH = 2  # fetch this many times the wanted size, because only part of a JSON line is text
+_ENOUGH = 2  # factor by which to exceed the wanted size, because only part of a JSON line is text
 _NEARLY = 0.9  # warn below this fraction of the wanted size
 _IN_STORE = re.compile(r"(?P<path>(s3|hf|modal|file):[^?]*/[^/?]+)(?P<query>\?.*)?")
 _REPO = re.compile(r"hf:/*((datasets|models)/)?[^/*]+/[^/*]+")
@@ -152,7 +152,7 @@ def _bring_all(store: Store, pattern: str, address: str, into: Path, take_bytes:
 def _part(met: list[Entry], take_bytes: int) -> list[Entry]:
     """Choose as few files as possible that together reach the wanted size.
 
-    They are spread evenly over the whole range, because the first ones may all be of one kind.
+    The files are spread evenly over the whole range, because the first few may all be of the same kind.
     """
     if not take_bytes:
         return met
@@ -167,7 +167,8 @@ def _part(met: list[Entry], take_bytes: int) -> list[Entry]:
 def _keep_only(kept: set[Path], into: Path) -> None:
     """Delete files that are no longer in the store or were fetched for another pattern.
 
-    The pattern that the caller returns would match them too. Only homing writes to this folder.
+    The caller returns a pattern, which would match these files too. Deleting them is safe, because only homing writes
+    to this folder.
     """
     for path in sorted(into.rglob("*"), reverse=True):  # a folder's contents come before the folder
         if path.is_dir():

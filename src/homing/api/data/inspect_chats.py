@@ -127,7 +127,7 @@ def _examine(doctor: Doctor, validation: list[str], names: list[str]) -> None:
                 for _ in doctor.examine(source, side):
                     pass
             except DataError:
-                continue  # it is reported as a finding, and the other files are still checked
+                continue  # the error is reported as a finding; continue with the other files
 
 
 @contextmanager

@@ -121,7 +121,7 @@ def measure_chats(chats: list[str], vocab_size: int) -> Chats:
 
 
 def _sizes(chats: list[str]) -> Iterator[tuple[int, int]]:
-    """Yield the turn and byte counts of each readable conversation. `data check` explains why the others are not."""
+    """Yield the number of turns and bytes of each valid conversation. `data check` explains why others are invalid."""
     from homing.find_source_files import find_chat_files
     from homing.lm.data.chat.formats import to_messages, which_form
     from homing.lm.data.chat.messages import Fault
@@ -193,7 +193,10 @@ def _with_steps(body: str, run: Run, context: int, num_text_tokens: int) -> str:
 
 
 def _rows_of_sft(context: int, seen: Chats) -> int:
-    """Return the rows per step that result in about 200 steps: a power of two up to 32; 0 if the size is unknown."""
+    """Return the batch size in rows that results in about 200 steps, as a power of two.
+
+    It is at most 32, and 0 if the size of the conversations is unknown.
+    """
     if not seen.num_tokens:
         return 0
     rows = _EPOCHS * seen.num_tokens / context / _STEPS_WANTED

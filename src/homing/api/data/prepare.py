@@ -69,7 +69,7 @@ def prep_run(
     on_progress: OnProgress | None = None,
     is_verbose: bool = False,
 ) -> Prepared:
-    """Prepare everything that a run needs, or only these texts. After an interruption, the same call continues."""
+    """Prepare everything that a run needs, or only the given texts. If interrupted, call it again to continue."""
     ordered = _order_prep(
         run,
         {
@@ -241,7 +241,10 @@ def _size_of(path: str) -> int:
 
 
 def _remember(file: Path, flags: dict[str, str]) -> bool:
-    """Write the flags into the run file once their data exists. Print what was written, or why not."""
+    """Write the settings that were given as flags into the run file. Called once the data has been prepared with them.
+
+    Print what was written, or why it could not be written.
+    """
     from homing.config.home_and_run_files import preset_dir
     from homing.config.parse.edit import write_keys
 
@@ -315,7 +318,7 @@ def _num_merges(manifest: DataManifest) -> int | None:
     from homing.lm.tokenizer.train_bpe import MIN_VOCAB
 
     if manifest.settings.get("tokenizer_sha256"):
-        return manifest.settings.get("num_merges")  # an existing tokenizer: the number comes from its own file
+        return manifest.settings.get("num_merges")  # an existing tokenizer was used, and its file has this number
     return manifest.vocab_size - MIN_VOCAB - len(manifest.specials)
 
 

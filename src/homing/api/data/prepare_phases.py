@@ -1,9 +1,9 @@
-"""What `homing prep` prepares besides the run's text: open weights, and the data of single phases.
+"""What `homing prep` prepares besides the run's text: open weights, and the data of individual phases.
 
 bring_base       model.from: tokenizer and template, and the weights if the instance cannot download them
 take_tokenizer   copies the run's initial tokenizer if no phase has text to train one on
 write_turns_of   for rl phases: the text that the template puts around a question
-prepare_phases   one folder per phase below the run's data folder; reports problems by line
+prepare_phases   one folder per phase below the run's data folder; reports problems line by line
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _copy_metadata(folder: Path, target: Path) -> None:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, target / name)
         else:
-            (target / name).unlink(missing_ok=True)  # left by another tokenizer, it would be used with this one
+            (target / name).unlink(missing_ok=True)  # otherwise, another tokenizer's file would be used with this one
 
 
 def prepare_phases(
@@ -183,7 +183,7 @@ def _warn_of_length(fit: dict[str, Any], phase: str, most: int) -> None:
     if num <= (1 - MOST) * num_all:
         return
     needed = fit["context_for_most"]
-    # Suggest a power of two: batch_tokens must be a multiple of the context, and is most likely one then.
+    # Suggest a power of two, because the context must divide batch_tokens, and a power of two most likely does.
     better = 1 << (needed - 1).bit_length()
     advice = f"to fit them, set in the run file: model.context: {better}"
     if most and most <= fit["context"]:
@@ -199,7 +199,7 @@ def _warn_of_length(fit: dict[str, Any], phase: str, most: int) -> None:
 
 
 def _print_report(report: dict[str, Any], check: str) -> None:
-    """Print each file's format and numbers of kept, cut and skipped lines, and the first lines cut or skipped."""
+    """Print the format of each file, how many lines were kept, cut and skipped, and the first lines cut or skipped."""
     for file in report["files"]:
         notices.say(
             f"  {file['path']}: format {file['form'] or 'unknown'}, {file['num_lines']:,} lines,"

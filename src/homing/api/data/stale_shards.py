@@ -50,8 +50,8 @@ def refuse_stale(loaded: Loaded, typed: str) -> None:
 def stale_shards(loaded: Loaded) -> Iterator[tuple[Path, str]]:
     """Yield each data folder that does not match the run file, with the first difference."""
     prep = loaded.prep
-    # Without text, either the run file names its shards only by data.dir, or it is a run's record, whose shards are
-    # fixed.
+    # If no text is configured, there is nothing to compare: either the run file names its shards only by data.dir, or
+    # it is a run's record, whose shards are fixed.
     if prep.text and loaded.needs_text and (prepared := read_prepared(prep.dir)) is not None:
         wanted = {"text": prep.text, "validation": prep.validation, "val_fraction": prep.val_fraction}
         if why := _of_text(loaded, prepared, wanted) or _of_tokenizer(loaded, prepared):

@@ -1,7 +1,7 @@
 """Find the local folder that contains an adapter's base weights, downloading them from the Hub if necessary.
 
-The user or the run names the base weights. The loader finds those in local folders by itself; those on the Hub are
-looked up here, and downloaded through the cache.
+The user or the run names the base weights. If they are in a local folder, the loader finds them. If they are on the
+Hub, they are looked up here and downloaded through the cache.
 """
 
 from __future__ import annotations

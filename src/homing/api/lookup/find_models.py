@@ -149,7 +149,7 @@ def _nothing_of(run: str, phase: str) -> UsageError:
 
 
 def _say_unfinished(run_dir: Path, phase_dir: Path) -> None:
-    """Warn if the run was stopped early, so that it is not exported as finished."""
+    """Warn if the run was stopped early, so that the user does not mistake it for a finished model."""
     folder = phase_dir / file_names.step_dir(_steps(phase_dir)[-1])
     last = manifest_in(folder)
     if last is not None and not last.is_final:
@@ -211,7 +211,7 @@ def _find_folder(run: str | None, checkpoint: str | None, phase: str | None) -> 
     if wanted:
         found = _that_run(name, wanted, found)
     elif checkpoint is not None or phase is not None:
-        # Weights from elsewhere have no steps or phases to choose.
+        # Weights from elsewhere have no steps or phases to choose from.
         found = [each for each in found if each.run] or found
     if found:
         taken = _choose(name, found, checkpoint, phase, is_chosen=bool(wanted))
@@ -251,7 +251,7 @@ def _choose(name: str, found: list[_Models], checkpoint: str | None, phase: str 
         _need_newest(name, taken, found)
     folders = [folder for folder in taken.folders if not having or _has_phase(folder, phase)]
     if checkpoint is not None and taken.run_dir is not None:
-        folder = taken.run_dir  # a fetched folder holds one checkpoint; a user who names a step means the run directory
+        folder = taken.run_dir  # because a fetched folder contains only one checkpoint
     else:
         folder = max(folders, key=_how_far) if phase is None else folders[-1]
     if having and having[0] is not found[0]:

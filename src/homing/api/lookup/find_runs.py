@@ -4,7 +4,8 @@
   NAME            among the runs of that name started in this folder: one that is live or may be billing, else the
                   newest. If this folder has none, verbs that only read use the newest run of that name
   NAME@RUN        one run of NAME: RUN is its id, or the end of its id
-  NAME of a file  the run that ./runs/NAME.yaml describes, which may give it another name; a path likewise
+  NAME of a file  the run that ./runs/NAME.yaml describes, which may give the run another name. The path of a run file
+                  selects its run in the same way
   (omitted)       the newest of all
 
 All runs in $HOMING_HOME share one set of names, but each run belongs to the folder it was started in. A verb that
@@ -91,9 +92,9 @@ def find_finished(home: Home, typed: str | None) -> RunRow | Trained:
 
 
 def find_any(home: Home, typed: str | None, *, changes: str = "") -> RunRow | Trained:
-    """Return a launched run, or a run of `homing train` if that one is live or newer.
+    """Return a launched run, or a run of `homing train` if that run is live or newer.
 
-    A launched run that is live, is billing or may resume comes first, because it costs money.
+    A launched run that is live, is billing or may resume takes precedence, because it costs money.
     """
     typed = _by_id(home, typed)
     is_id = typed is not None and home.ledger.run(typed) is not None

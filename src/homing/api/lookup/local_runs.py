@@ -49,7 +49,7 @@ T = TypeVar("T")
 STARTED = "train.json"
 ENDING_S = 10.0  # maximum time from when the trainer writes its outcome until it exits
 _LOOK_S, _PAUSE_S = 1.0, 0.05
-_END_BYTES = 1 << 16  # more than any line of metrics has
+_END_BYTES = 1 << 16  # longer than any line of metrics
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Trained:
 
     @property
     def where(self) -> str:
-        """The progress that the trainer has reported. It writes its first metrics only after some steps."""
+        """How far training has come, according to the trainer, which writes its first metrics only after some steps."""
         if self.steps:
             return f"{self.phase} step {self.steps}"
         return "before its first metrics" if self.step is None else "before its first step"
@@ -118,7 +118,7 @@ def hold(run_dir: Path, again: str, world: World) -> bool:
 
     Return False if another process holds the lock.
     """
-    # Be patient: a reader may hold the lock for a moment, and the previous trainer may still be writing its last lines.
+    # Retry for a while: a reader may hold the lock briefly, or the previous trainer may still write its last lines.
     path, patience_s = run_dir / STARTED, ENDING_S if world.exists(run_dir / file_names.OUTCOME) else _LOOK_S
     deadline = world.monotonic() + patience_s
     while not world.lock(path):
@@ -198,7 +198,7 @@ def _read(home: Home, path: Path, cls: type[T]) -> T | None:
 
 
 def _is_at_work(folder: Path) -> bool:
-    """Return whether a trainer, or the `homing train` that started it, is running: each holds a lock while it lives.
+    """Return whether a trainer, or the `homing train` that started it, is running. Each holds a lock while it runs.
 
     The lock of `homing train` is checked first: probing the trainer's lock could make a starting trainer fail.
     """
@@ -248,7 +248,7 @@ def watch_here(home: Home, run: Trained, *, every_s: float) -> Iterator[Report]:
 
 
 def progress_of(run: Trained, feed: EventFeed) -> str:
-    """Return the progress line in the same order as for a rented run; during training also GPU memory and ETA."""
+    """Return the progress line, ordered as for a rented run. During training, it includes GPU memory and ETA."""
     metric = feed.metric
     if metric is None or metric.phase != run.phase:  # nothing reported for this phase yet
         return run.where

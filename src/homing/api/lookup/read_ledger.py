@@ -20,12 +20,12 @@ from homing.cloud.reconcile.run_status import dump_line
 
 __all__ = ["Costs", "read_ledger"]
 
-_EVERY = 1 << 62  # as a row limit: includes every row
+_EVERY = 1 << 62  # a row limit so high that every row is included
 
 
 @dataclass(frozen=True)
 class Costs:
-    """The ledger lines to show, oldest first, and the costs of all lines of their runs, including hidden lines."""
+    """The ledger lines to show, oldest first, and the costs of all lines of the same runs, shown or not."""
 
     lines: list[LedgerLine]
     spends: dict[str, Decimal]  # by mark
@@ -59,9 +59,9 @@ class Costs:
 
 
 def read_ledger(run: str | None = None, *, last: int = 50, is_all: bool = False, home: Home | None = None) -> Costs:
-    """Update the ledger from the providers; return the newest `last` rows, and those that may be billing.
+    """Update the ledger from the providers. Return the newest `last` lines, and all lines that may be billing.
 
-    `run`: an id, or a name, which means every run of that name; None: all runs. `is_all`: return all rows.
+    `run`: an id, or a name, which selects every run of that name; None: all runs. `is_all`: return all lines.
     """
     with open_home(home) as opened:
         problems = refresh(opened)
@@ -74,10 +74,10 @@ def read_ledger(run: str | None = None, *, last: int = 50, is_all: bool = False,
 
 
 def _lines(home: Home, run: str | None, last: int | None) -> tuple[list[LedgerLine], Receipts]:
-    """Return the lines to show, oldest first, and the costs of all closed lines of their runs, shown or not."""
+    """Return the lines to show, oldest first, and the costs of all closed lines of the same runs, shown or not."""
     most = _EVERY if last is None else last
     if run is None:
-        receipts = home.ledger.receipts()  # first, so that a line closed between the two queries is not counted twice
+        receipts = home.ledger.receipts()  # queried first, so that a line closed between the queries counts only once
         return home.ledger.last_lines(most), receipts
     row = find_run(home, run)
     if run == row.id:

@@ -158,7 +158,10 @@ def _rl_tasks(card: Card, rl: Rl, at_most: int) -> list[What]:
 
 
 def _questions_of(card: Card, name: str, sha256: str) -> Path:
-    """Return the file of a task, unchanged since training. A relative name is relative to the data folder."""
+    """Find the file of questions used in training, and check by its hash that it is unchanged.
+
+    A relative name is relative to the data folder.
+    """
     from homing.lm.data.shards.read_shards import file_sha256
 
     named = Path(name).expanduser()

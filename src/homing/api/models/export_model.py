@@ -110,7 +110,7 @@ def _run_of(folder: Path) -> Run | None:
     try:
         return codec.loads(Run, (folder / file_names.RUN).read_bytes())
     except (OSError, codec.WireError):
-        return None  # not a homing run; a damaged run.json is reported when the folder is opened
+        return None  # not a homing run, or a damaged run.json, which is reported when the folder is opened
 
 
 def _cost(run: Run | None) -> str:

@@ -54,7 +54,7 @@ def publish_model(
     """
     need("hub", verb="publish")
     address = _address(to)
-    # Check the token first, because an export takes minutes, but missing write access is detected within a second.
+    # Check the token before exporting: the check takes less than a second, but the export takes minutes.
     looked = look(address, World())
     folder = _export_of(run, licence, base)
     if looked.files and not agrees(_question(looked, address)):

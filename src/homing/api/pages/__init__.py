@@ -1,1 +1,1 @@
-"""The data behind the dashboard and reports, and what a local web server needs."""
+"""Data for the dashboard and for reports, the dashboard's server, and the masking of secrets."""

@@ -83,7 +83,7 @@ class Board:
     def __init__(self, path: Path) -> None:
         self._path, self._world = path, World()
         self._home = Home(path, self._world)
-        self._asker = Home(path, World())  # for one thread only, because it remembers the last meter readings
+        self._asker = Home(path, World())  # used by only one thread, because it remembers the last meter readings
         self._mask = Mask(self._world.environment())
         self._feed = Feed()
         self._ending = threading.Event()
@@ -227,7 +227,7 @@ class Board:
 
     def _total(self, open_: list[LedgerLine], now: float) -> str:
         """Return the total cost of all ledger lines; "" if there are none."""
-        # Receipts do not change, so they are summed again only when a line was written, closed or reopened.
+        # Receipts do not change, so they are summed again only after a line is written, closed or reopened.
         key = self._home.ledger.num_lines(), frozenset(line.mark for line in open_)
         if self._receipts is None or self._receipts[0] != key:
             self._receipts = key, self._home.ledger.receipts()
@@ -329,7 +329,7 @@ def _cells(row: list[str]) -> dict[str, Any]:
 
 
 def _line_here(run: Trained) -> str:
-    """Return a live run's progress until it has steps to show; for a run that is not live, the reason why it ended."""
+    """Return the reason why the run ended or, for a live run whose step is not known yet, its progress in words."""
     return run.where if run.is_live and not run.steps else run.reason
 
 

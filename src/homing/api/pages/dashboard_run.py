@@ -44,7 +44,7 @@ from homing.world import World
 
 __all__ = ["Following", "Remembering", "commands_in", "plan_of", "remember"]
 
-POLL_S = 2.0  # or half the store's push interval if that is longer: changes appear soon, without needless requests
+POLL_S = 2.0  # or half the store's push interval, if that is longer: more frequent reads would find nothing new
 _ENDED_S = 60.0  # for a rented run that has ended: each read costs requests, and only a resume changes the data
 _STATUS_S = 10.0
 _REPORT_S = 60.0
@@ -158,12 +158,11 @@ class Following:
     def _add_points(self, metrics: Sequence[Metric], lines: Sequence[LedgerLine]) -> None:
         """Add metrics to the curves.
 
-        If the trainer went back to a checkpoint, or the file is read again, the points that are reported again
-        are replaced.
+        If the trainer went back to a checkpoint, or the file is read again, replace the points that are reported again.
         """
         fresh = [_point(metric, lines) for metric in metrics]
         cut = next((at for at, point in enumerate(self._points) if fresh and _is_behind(point, fresh[0])), None)
-        if cut is not None:  # everything after it, including later phases, will be reported again
+        if cut is not None:  # drop all points from here on, including later phases: they will be reported again
             self._points, self._metrics = [*self._points[:cut], *fresh], [*self._metrics[:cut], *metrics]
             self.feed.renew("points", self._points)
             return
@@ -276,12 +275,12 @@ def _spent_at(lines: Sequence[LedgerLine], t: float) -> float:
 
 
 def _is_behind(point: list[Any], other: list[Any]) -> bool:
-    """Return True if `point` repeats `other` or is a later step of the same phase, because the trainer went back."""
+    """Return True if `other` makes `point` obsolete: it repeats `point` or is an earlier step of the same phase."""
     return point[0] == other[0] and (point[1] > other[1] or point[:3] == other[:3])
 
 
 _GROWING = (".jsonl", ".log")
-_SEAM_BYTES = 256  # if this many bytes at the end of our copy do not match, the file was replaced
+_SEAM_BYTES = 256  # number of bytes compared at the end of our copy; if they differ, the file was replaced
 
 
 def remember(store: Store, world: World, prefix: str) -> Remembering:
@@ -292,7 +291,7 @@ def remember(store: Store, world: World, prefix: str) -> Remembering:
 
 
 class Remembering:
-    """Caching view of everything below `prefix`. After each call to `look_again`, the next read lists it again."""
+    """Cached view of the files below `prefix`. After each call to `look_again`, the next read lists the store again."""
 
     def __init__(self, store: Store, world: World, prefix: str) -> None:
         self.url, self._store, self._world, self._prefix = store.url, store, world, prefix

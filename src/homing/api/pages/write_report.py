@@ -30,7 +30,7 @@ _MARK_WITHIN = 200  # bytes
 @dataclass(frozen=True)
 class RunReport:
     report: Report
-    text: str  # the page for the maintainers; "" for a report
+    text: str  # the bug report for the maintainers; "" for an ordinary report
     files: list[str]
 
     def to_dict(self) -> dict[str, Any]:

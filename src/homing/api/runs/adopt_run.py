@@ -44,7 +44,7 @@ class Adopted:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run's record in a store, with the lease that names the homing home directory that owns the run."""
+    """A run's record in a store, and its lease, which says which homing home directory owns the run."""
 
     record: RunRecord
     lease: Lease | None

@@ -67,9 +67,10 @@ def destroy(
 ) -> Ended | None:
     """Destroy the instances of a run, one instance, one resource, or everything. None if `agrees` declines.
 
-    `kept`: with `is_all`, also volumes marked to be kept. `stored`: also what the runs pushed to their stores.
-    `same_account`: the current API key belongs to the account that rented the instance. `agrees` is called before
-    anything that is not in the store is lost, and before a kept volume or stored files are deleted.
+    `kept`: with `is_all`, also destroy volumes marked to be kept. `stored`: also delete what the runs pushed to their
+    stores. `same_account`: the caller vouches that the current API key belongs to the account that rented the instance.
+    `agrees` is called before anything that is not in the store is lost, and before a kept volume or stored files are
+    deleted.
     """
     _check_arguments(run, is_all=is_all, kept=kept, same_account=same_account)
     with open_home(home) as opened:
@@ -80,7 +81,7 @@ def destroy(
         if not is_all and not only and (things := find_resources(opened, str(run))):
             return destroy_named(opened, things, agrees)
         rows = runs_to_end(opened, run, only, is_all=is_all)
-        say_problems(problems)  # printed only now: an unreadable ledger raises an error in the line above
+        say_problems(problems)  # only now, because the line above raises an error if the ledger is unreadable
         for row in rows:
             lost = would_be_lost(opened, row)
             if lost and not agrees(f"{row.id}: {lost}. Destroy anyway?"):
@@ -124,7 +125,7 @@ def refresh_or_say(home: Home) -> list[str]:
 
 
 def lines_of_instance(home: Home, word: str) -> list[LedgerLine]:
-    """Return the open ledger lines with this mark or instance id (as on the provider's page), even without a run."""
+    """Return open ledger lines with this mark or instance id (as on the provider's page), even from unknown runs."""
     return [line for line in open_lines(home, None) if word in ids_of(line.instance_id or "", line.mark)]
 
 
@@ -143,7 +144,7 @@ def runs_to_end(home: Home, run: str | None, only: list[LedgerLine], *, is_all: 
 
 def _runs_with_instances(home: Home) -> list[RunRow]:
     with_lines = {line.run_id for line in open_lines(home, None)}
-    # A run waiting for its next instance has none now, but a guard or its launch would rent one.
+    # Include runs that are waiting for their next instance, because a guard or the launch process would rent it.
     return [row for row in home.ledger.unfinished_runs() if row.id in with_lines or home.may_go_on(row)]
 
 
@@ -175,7 +176,7 @@ def destroy_runs(home: Home, rows: list[RunRow], is_all: bool) -> list[Destroyed
 
 
 def destroy_instances(home: Home, lines: list[LedgerLine], rows: list[RunRow]) -> list[Destroyed]:
-    """Destroy single instances; a run ends when its last instance is destroyed."""
+    """Destroy individual instances; a run ends when its last instance is destroyed."""
     done = [destroy_lines(home, lines)]
     return done + destroy_runs(home, [row for row in rows if not open_lines(home, row)], is_all=False)
 

@@ -47,9 +47,9 @@ def guard_runs(
 ) -> Iterator[Checked]:
     """Yield checks that destroy instances at their limit, resume preempted runs and report silent ones.
 
-    By default, it never ends. `once`: check once, and again if a limit is due within `every_s`;
-    raises StillBilling at the end if something that should not bill may still bill. `while_billing`: end after 15
-    minutes without billing.
+    By default, the checks never end. `once`: check once, and again if a limit is due within `every_s`; at the end,
+    raise StillBilling if a resource that should no longer bill may still be billing. `while_billing`: end when nothing
+    has billed for 15 minutes.
     """
     if not 1 <= every_s <= 3600:
         raise UsageError(
@@ -96,8 +96,8 @@ def _once(home: Home, every_s: float) -> Iterator[Checked]:
 def _while_billing(home: Home, every_s: float) -> Iterator[Checked]:
     """Guard until nothing has billed for a while.
 
-    Before ending, unregister the guard, so that no further launch relies on it. Then check once more whether it is
-    needed, because a launch may have relied on it a moment before.
+    Before ending, unregister the guard, so that no new launch relies on it. Then check once more whether it is needed,
+    because a launch may have started to rely on it just before.
     """
     needed_at = home.world.monotonic()
     while True:

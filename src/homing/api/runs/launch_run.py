@@ -133,7 +133,7 @@ class Answers(Protocol):
 
 
 class Confirmed:
-    """Agrees to the plan and nothing more, like --yes without a terminal. Refuses everything if `confirm` is False."""
+    """Agrees only to the plan, like --yes without a terminal. Refuses everything if `confirm` is False."""
 
     def __init__(self, *, confirm: bool) -> None:
         self._confirm = confirm
@@ -182,9 +182,10 @@ class Started:
 def launch(
     run: str, options: LaunchOptions | None = None, *, answers: Answers | None = None, home: Home | None = None
 ) -> Started | None:
-    """Launch a run, and return after its first heartbeat. None if `answers` does not agree; the default refuses.
+    """Launch a run, and return after its first heartbeat. Return None if the user picks no offer or does not confirm.
 
-    Ctrl-C destroys what was created and raises LaunchInterrupted, or StillBilling if that is not confirmed.
+    Without `answers`, every launch is refused. Ctrl-C destroys what was created and raises LaunchInterrupted, or
+    StillBilling if that is not confirmed.
     """
     asked = options or LaunchOptions()
     trackers = wanted(list(asked.trackers), wandb=False, verb="launch")
@@ -346,7 +347,7 @@ def _plan(loaded: Loaded, words: Words, asked: LaunchOptions, home: Home, answer
     plan = only(plan, Exact(asked.cloud, asked.region, asked.instance_type), words)
     plan = without_spot(plan, words) if asked.no_spot else plan
     if loaded.run.limits.spend_usd is None:
-        # Drafting the launch would refuse this too, but here we can suggest a limit before the user chooses an offer.
+        # Drafting the launch would raise an error anyway, but this error suggests a limit before an offer is chosen.
         raise UsageError(
             what="No spend limit is set.",
             why=f"Every launch needs limits.spend in the run file or --spend-limit. {_about_cost(plan.best)}",

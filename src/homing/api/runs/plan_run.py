@@ -111,7 +111,7 @@ def plan_run(
 
 
 def family_rows(run: Run) -> list[tuple[str, str]]:
-    """Describe the advantages and limits of the chosen family, with figures if both families were measured."""
+    """Describe the advantages and limits of the chosen model family, with figures if both families were measured."""
     if run.base is not None:
         return []
     family = run.model.family
@@ -126,7 +126,11 @@ def family_rows(run: Run) -> list[tuple[str, str]]:
 
 
 def precision_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Suggest FP8 only if the GPU supports it and the model is no smaller than the smallest that FP8 made faster."""
+    """Suggest FP8 if it is likely to make training faster.
+
+    The GPU must support FP8, and the model must be at least as large as the smallest model that FP8 made faster in our
+    measurements.
+    """
     run, gains = plan.run, load_table().gains_of_fp8()
     gpu = find_gpu(plan.best.offer.device)
     is_asked = run.train.precision == "auto" and gpu is not None and gpu.has_fp8

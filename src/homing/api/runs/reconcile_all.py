@@ -1,6 +1,6 @@
 """Compare the resources that homing created, at every provider, with the ledger. Implements `homing reconcile`.
 
-survey -> on_found -> for each resource that the ledger does not explain: destroy it, keep it or leave it -> Reconciled
+survey -> on_found -> for each resource that the ledger does not account for: destroy, keep or skip it -> Reconciled
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ __all__ = ["Reconciled", "reconcile_all"]
 
 @dataclass(frozen=True)
 class Reconciled:
-    """The providers' resources that homing created, and what happened to those that the ledger does not explain."""
+    """The providers' resources that homing created, and what happened to those that the ledger does not account for."""
 
     found: Survey
-    answers: dict[str, str]  # "ended", "kept", or the reason why the resource was left as it is
+    answers: dict[str, str]  # "ended", "kept", or the reason why the resource was left unchanged
 
     def answer_to(self, finding: Finding) -> str:
-        """Return what happened to the resource; "" if the ledger explains it."""
+        """Return what happened to the resource; "" if the ledger accounts for it."""
         return self.answers.get(finding.mark + finding.id, "")
 
     @property
     def error(self) -> StillBilling | None:
-        """Return StillBilling if something undecided may be billing or a provider could not be queried."""
+        """Return StillBilling if an undecided resource may be billing or a provider could not be queried."""
         found = self.found
         open_ = [each for each in found.to_answer if self.answer_to(each) not in ("ended", "kept") and each.may_bill]
         if not open_ and not found.is_blind:
@@ -84,9 +84,9 @@ def reconcile_all(
 ) -> Reconciled:
     """Query every provider for resources that homing created, and destroy or keep those missing from the ledger.
 
-    `agrees` is called for each resource: `is_destroy` asks whether to destroy it, `is_adopt` whether to keep it in the
-    ledger; if neither is set, both questions may be asked. Without `agrees` and flags, nothing is changed.
-    `on_found` is called before the first question. If something undecided may be billing, the result has an `error`.
+    `agrees` is called for each resource: with `is_destroy`, to ask whether to destroy it; with `is_adopt`, to ask
+    whether to keep it in the ledger; with neither, possibly for both questions. Without `agrees`, nothing is changed.
+    `on_found` is called before the first question. If an undecided resource may be billing, the result has an `error`.
     """
     if is_destroy and is_adopt:
         raise UsageError(
@@ -103,7 +103,7 @@ def reconcile_all(
 
 
 def _answer(home: Home, finding: Finding, is_destroy: bool, is_adopt: bool, agrees: Agrees | None) -> str:
-    """Destroy or keep the resource. Return "ended", "kept", or the reason why it was left as it is."""
+    """Destroy or keep the resource. Return "ended", "kept", or the reason why it was left unchanged."""
     if agrees is None:
         return "not decided: no terminal; pass --destroy or --adopt"
     name = f"{finding.thing} {finding.id} on {finding.provider}"

@@ -19,7 +19,10 @@ __all__ = ["Stopped", "StoppedWaiting", "stop_run"]
 
 
 class StoppedWaiting(KeyboardInterrupt):
-    """Raised on Ctrl-C while waiting for the run to end. The request stays; the text says how to keep waiting."""
+    """Raised on Ctrl-C while waiting for the run to end. The stop request remains in effect.
+
+    The message says how to continue waiting.
+    """
 
 
 @dataclass(frozen=True)

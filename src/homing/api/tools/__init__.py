@@ -1,1 +1,1 @@
-"""The tools around a run: files in a store, checks, setup of a provider, container image, TensorBoard, quickstart."""
+"""Supporting tools: store files, checks, provider setup, container images, TensorBoard, rehearsal, quickstart."""

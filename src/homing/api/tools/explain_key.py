@@ -48,7 +48,7 @@ def run_file_schema() -> dict[str, Any]:
     """Return the JSON schema of the run file, with which an editor completes keys and marks mistakes.
 
     It accepts whatever a run file may contain: numbers with units as strings (2B, 30m, $12.00), and one string
-    instead of a list. It checks less than `homing verify`: no rules that involve two keys, and no numbers in strings.
+    instead of a list. It checks less than `homing verify`: neither rules that involve two keys nor numbers in strings.
     """
     from pydantic.json_schema import GenerateJsonSchema
 

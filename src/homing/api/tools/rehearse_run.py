@@ -119,7 +119,7 @@ def _prepared(
 
 
 def for_real(run: str, sets: Sequence[str] = ()) -> str:
-    """Return the command for the real run, with a suggested limit if its only provider is `local`."""
+    """Return the command for the real run, with a suggested spend limit if its only provider is `local`."""
     real, changes = load_run(run, sets).run, as_typed(sets)
     if real.limits.spend_usd is not None:
         return f"homing launch {run}{changes}   within {usd(real.limits.spend_usd)}"

@@ -50,7 +50,7 @@ def run_doctor(
     on_check: Callable[[Check], None] = lambda check: None,
     notify: Callable[[str], None] = lambda subject: None,
 ) -> Diagnosis:
-    """Check keys, permissions, clients, SSH, disk, clock, ledger and store, and with a run its file, data and store.
+    """Check keys, permissions, clients, SSH, disk, clock, ledger and store; for a run, also its file, data and store.
 
     Creates nothing, except for a probe file in the store of the run, which is deleted again. `on_check` is called with
     each result, and `notify` with the subject of the check in progress.

@@ -156,9 +156,9 @@ class _Trip:
         return printed
 
     def _passed_on(self, command_line: list[str], shown: TextIO, *, keeps: bool) -> tuple[int, str]:
-        """Let the verb write to `shown` directly, so that its messages and data stay in order.
+        """Let the verb write directly to `shown`, so that its messages and data stay in order.
 
-        If `keeps` is set, show the output of the verb line by line, and return it.
+        If `keeps` is set, copy the verb's output to `shown` line by line instead, and return it.
         """
         lines = []
         shown.flush()

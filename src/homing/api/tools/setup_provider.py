@@ -1,4 +1,4 @@
-"""Run a provider's first-time steps, each announced first and safe to repeat. Implements `homing setup`."""
+"""Run a provider's first-time setup. Each step is announced first and safe to repeat. Implements `homing setup`."""
 
 from __future__ import annotations
 

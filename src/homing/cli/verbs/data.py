@@ -96,7 +96,7 @@ def show(
 
 
 def _in_color(tokens: list[dict[str, Any]], markers: set[int]) -> str:
-    """Return the tokens as running text: those trained on in green, mere context dimmed, markers in bold."""
+    """Return the tokens as running text: tokens trained on in green, other tokens dimmed, markers in bold."""
 
     def style(token: dict[str, Any]) -> str:
         return (_LEARNED if token["is_learned"] else _READ) + (_MARKER if token["id"] in markers else "")

@@ -55,7 +55,7 @@ def command(
 
 
 def _again(faults: list[Check], run: str | None, sets: list[str] | None, providers: list[str] | None) -> str:
-    """Return the command as the user typed it: only the same checks can show that the problem is fixed."""
+    """Return the command as the user typed it, because only the same checks can confirm that the problem is fixed."""
     named = [shlex.quote(run)] if run else []
     named += [f"--provider {shlex.quote(name)}" for name in providers or []]
     it = "it" if len(faults) == 1 else "them"

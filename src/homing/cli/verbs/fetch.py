@@ -62,7 +62,8 @@ def command(
         f"{manifest.phase} step {manifest.step:,} {said}: {format_bytes(got.num_bytes)}, every hash checked."
         f" Logs, metrics and samples: {got.run_dir}"
     )
-    # `latest` is the default, because the next phase continues from it. Verbs that read a run directory use the best.
+    # Fetch gets `latest` by default, because the next phase continues from it. Verbs that read a run directory use the
+    # best checkpoint.
     if fetched.best_step is not None:
         output.say(
             f"This is the latest checkpoint; the best by {figure_of(manifest.phase)} is step {fetched.best_step:,}:"
