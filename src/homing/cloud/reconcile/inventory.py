@@ -196,7 +196,7 @@ def _not_asked(name: str, exc: HomingError | OSError) -> str:
 
 
 def _askable(home: Home, lines: list[LedgerLine]) -> list[tuple[str, Callable[[], Provider]]]:
-    """Return functions that open the providers: one per provider, plus one per provider and owner of adopted lines."""
+    """Return functions that open providers: one per provider, plus one per provider and owner of adopted lines."""
     found: dict[str, Callable[[], Provider]] = {}
     for name in providers_in_use(home):
         found[name] = partial(home.provider, name)

@@ -191,8 +191,9 @@ def _is_open(line: LedgerLine) -> bool:
 def _is_apart(home: Home, line: LedgerLine, last: LedgerLine) -> bool:
     """Return True if the line is in a different account than the last attempt.
 
-    If the ledger contains both accounts, they are compared without querying the provider. If it had to be queried
-    and did not answer, both machines would count as running, although the launch counted only one.
+    If the ledger contains both accounts, they are compared without querying the provider. If the
+    provider had to be queried and did not answer, both machines would count as running, although the launch counted
+    only one.
     """
     is_known = line.provider == last.provider and line.account is not None and last.account is not None
     if is_known and line.account != last.account and line.billing != "yes":

@@ -315,7 +315,7 @@ def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> list
 
 
 def _note_unknown(home: Home, instance: Instance) -> None:
-    """Record an instance that the ledger lacks, with its run and limit if they are known here, else without a run."""
+    """Add an instance to the ledger that is missing there, with its run and limit if this computer knows them."""
     found = remembered(home, instance)
     if found is None:
         home.ledger.adopt(_forgotten(instance, home.world.now()))

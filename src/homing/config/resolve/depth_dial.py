@@ -3,7 +3,7 @@
   depth -> width = 64 x depth in steps of 128, heads of 128 -> tokens = 12 per scaling parameter
         -> batch, a power of two: scales with tokens^0.383; below the reference point with tokens^0.62
         -> Muon's rate grows with batch^0.15 and falls with steps^0.32; embedding and head rates with 1/sqrt(width)
-        -> above 12 layers, the increase of Muon's rate for fewer steps is reduced by 12/depth
+        -> stock above 12 layers: the factor by which fewer steps raise Muon's rate is scaled by 12/depth; minimum 1
 
 The reference point is nanochat's (karpathy/nanochat, scripts/base_train.py): depth 12, 2,520 steps of 2^19 tokens, with
 a Muon rate of 0.02. The rules for shorter runs come from sweeps at 6 layers (docs/development/log.md): 0.028 was best

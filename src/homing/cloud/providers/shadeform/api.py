@@ -56,7 +56,7 @@ class Account:
         try:
             made = self.api.post("/instances/create", body)
         except Unwelcome as exc:
-            # Shadeform reports internal errors with status 409, and they do not show whether anything was created.
+            # Shadeform reports internal errors with status 409, which does not show whether anything was created.
             if "INTERNAL_SERVER_ERROR" in exc.text:
                 raise Unsure(exc.why) from exc
             raise

@@ -124,7 +124,7 @@ class Ssh:
             offer=offer,
             order=order,
             argv=(self._python(), "-I", f"{work_dir}/agent.zip", f"{work_dir}/{file_names.BOOT}"),
-            # The host may be this computer, and `local` must not take these processes for its own.
+            # The host may be this computer, and `local` must not mistake these processes for its own.
             env={file_names.MARK_ENV: order.mark, MACHINE_ENV: f"ssh/{order.mark}"},
         )
 
