@@ -1,16 +1,17 @@
-"""Determines from a run's store who owns the run: by its lease, which has a fencing number, and by its record.
+"""Determines who owns a run, from the lease (which has a fencing number) and the record in the run's store.
 
     launch    intent in the ledger -> record -> take (mark of the attempt) -> create -> check: superseded? undo
     adopt     stored_runs, newest -> take the next number, naming the instance that keeps running
     commands  require_owner: refuse to change a run that another computer owns
 
-The store decides races: `create_if_absent` returns True to exactly one caller. A lease is never rewritten or deleted;
-the next owner takes the next number. A lease that cannot be read does not supersede the one before it.
+If several computers try to take the same lease, `create_if_absent` returns True for exactly one of them. A lease is
+never rewritten or deleted; the next owner takes the next number. An unreadable lease does not supersede the previous
+lease.
 
 The record contains the run's owner, its limits, and what its attempts have spent. The owner writes it at every change
-(a new attempt, its instance id, its end, a new limit), so that another computer can find the run and adopt it. The
-spend of an open attempt keeps growing after the write, so readers recompute it. A digest of the last write is kept in
-the run's local folder, so that the next status check repairs a missing or failed write.
+(a new attempt, an attempt's instance id, the end of an attempt, a new limit), so that another computer can find the run
+and adopt it. The spend of an open attempt keeps growing after the write, so readers recompute it. A digest of the last
+write is kept in the run's local folder, so that the next status check can detect and repair a missing or failed write.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _REMOVED = "removed-from-store"
 
 
 def take(store: Store, run_id: str, *, owner: str, host: str, mark: str, after: int, world: World) -> Lease:
-    """Take the lease with number `after` + 1. Raises NotOwner if another caller got it, because only one can."""
+    """Take the lease with number `after` + 1. Only one caller can take it; for any other, this raises NotOwner."""
     wanted = Lease(after + 1, run_id, owner, host, mark, world.now(), world.random_hex(16))
     try:
         if store.create_if_absent(lease_key(run_id, wanted.number), codec.dumps(wanted).encode()):

@@ -1,8 +1,8 @@
 """Builds what an instance needs to start: the agent's zip, the inputs (stored by hash), and boot.json.
 
     build_agent_zip    agent + wire + world -> one file that a bare Python 3.8 can run; reproducible bytes
-    prepare_inputs     tokenizer, shards, run.json, run.yaml -> objects/<sha256>; skips what is already there, and
-                       files that the instance fetches from the Hub itself
+    prepare_inputs     tokenizer, shards, run.json, run.yaml -> objects/<sha256>; skips objects that already exist,
+                       and files that the instance fetches from the Hub itself
     make_boot          all instructions for the agent, without any secret
 
 The instance's work folder then contains agent.zip, boot.json, run/ (the run directory) and data/.
@@ -62,7 +62,7 @@ def prepare_inputs(
     run_file_text: str = "",
     words: Words | None = None,
 ) -> list[Input]:
-    """Push what training needs to objects/<sha256>; return where each file belongs on the instance.
+    """Push the files that training needs to objects/<sha256>; return where each file belongs on the instance.
 
     `run` must have its id. In run.json the data folder is `../data`, because on the instance it is next to the run
     directory.
@@ -144,8 +144,8 @@ def sync_argv(python: str, work_dir: PathLike) -> list[str]:
 def _agent_files(world: World) -> Iterator[tuple[str, bytes]]:
     """Yield the name and content of each file in the zip, sorted, so that folder order does not affect the hash."""
     package = os.path.dirname(os.path.abspath(homing.__file__))
-    # homing/__init__.py is the public API and may import what an instance lacks, so the zip gets a stub. wire and world
-    # get stubs too, because their docstrings describe modules that are not in the zip.
+    # homing/__init__.py is the public API and may import modules that are not in the zip, so the zip gets a
+    # stub. wire and world get stubs too, because their docstrings describe modules that are not in the zip.
     yield "__main__.py", _ZIP_MAIN.encode()
     yield "homing/__init__.py", f'__version__ = "{homing.__version__}"\n'.encode()
     yield "homing/instance/__init__.py", b""
@@ -184,7 +184,7 @@ def _own_files(data_dir: str, run: Run, world: World, words: Words) -> Iterator[
         if world.exists(os.path.join(data_dir, name)):
             yield name, world.sha256(os.path.join(data_dir, name))
     if not run.data.manifest_sha256 and run.data.tokenizer_sha256:
-        yield file_names.TOKENIZER, run.data.tokenizer_sha256  # the phases share no text: each has its own data
+        yield file_names.TOKENIZER, run.data.tokenizer_sha256  # no shared text: each phase has its own data
         return
     manifest_path = os.path.join(data_dir, file_names.MANIFEST)
     if not world.exists(manifest_path):

@@ -1,7 +1,8 @@
 """Bundles the exact code for the instance: a wheel of the files on disk, and the locked versions of its dependencies.
 
     wheel_bytes   the package as it is on disk, uncommitted changes included -> one wheel, reproducible bytes
-    lock          requirements-instance.txt -> what homing[lm] and its store need, with hashes; torch separately
+    lock          requirements-instance.txt -> the packages for homing[lm] and the run's store, with hashes; torch is
+                  listed separately
 
 A wheel is a zip with three metadata files, so writing one needs no build tool on the user's machine. Any pip installs
 it, and an instance only unpacks it.
@@ -43,9 +44,10 @@ TORCH_RANGE = ("2.11", "2.14")  # must match the range in pyproject.toml; a test
 # The CUDA version for which PyPI's wheels in that range are built (2.10 had 12.8, 2.14 will have 13.2). A host with an
 # older driver cannot run them. Update this together with the range.
 TORCH_CUDA = "13.0"
-# For older drivers, PyTorch's own index has the same torch versions built for these CUDA versions. Any CUDA 12 driver
-# runs both (minor version compatibility). The newest comes first, because 12.6 has no kernels for Blackwell. Both exist
-# for 2.11.0, 2.12.1 and 2.13.0. Update this together with the range.
+# For hosts with older drivers, PyTorch's own index has builds of the same torch versions for these CUDA versions. Any
+# CUDA 12 driver can run either build (minor version compatibility). The newer CUDA version comes first, because builds
+# for 12.6 have no kernels for Blackwell. Both builds exist for torch 2.11.0, 2.12.1 and 2.13.0. Update this together
+# with the range.
 OLDER_CUDA = ("12.9", "12.6")
 TORCH_INDEX = "https://download.pytorch.org/whl"
 _TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same source gives the same bytes; zip files have no earlier date
@@ -131,7 +133,8 @@ def tree_state(world: World) -> tuple[str, list[str]]:
     package = os.path.dirname(os.path.abspath(homing.__file__))
     commit = world.run(["git", "-C", package, "rev-parse", "HEAD"], _GIT_S)
     changed = world.run(["git", "-C", package, "status", "--porcelain", "--", "."], _GIT_S)
-    # An installed package may be inside an unrelated repository that ignores it. In that case the commit means nothing.
+    # An installed package may be inside an unrelated repository that ignores it. In that case, that repository's
+    # commit says nothing about the package.
     known = world.run(["git", "-C", package, "ls-files", "--error-unmatch", "__init__.py"], _GIT_S)
     if commit.code or changed.code or known.code:
         return "", []
@@ -149,7 +152,7 @@ def check_committed(world: World) -> None:
 
 
 def lock(store: str) -> Lock:
-    """Return the tested versions of everything that training on the instance needs, each with its hashes."""
+    """Return the tested versions, with hashes, of all packages that training on the instance needs."""
     sections = _sections()
     extra = _STORE_EXTRAS.get(store.partition(":")[0], "")
     lines = sorted({*sections["lm"], *(sections[extra] if extra else ())})

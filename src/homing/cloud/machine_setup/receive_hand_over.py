@@ -1,9 +1,10 @@
-"""The instance's side of `hand_over`, sent with the call: reads a JSON request from stdin, writes a response to stdout.
+"""The part of `hand_over` that runs on the instance: reads a JSON request from stdin, writes a response to stdout.
 
-    files -> boot.json -> secrets into memory (tmpfs, 0600) -> go        each atomic, so it may be repeated
+    files -> boot.json -> secrets into memory (tmpfs, 0600) -> go        each step is atomic, so it may be repeated
 
-The machine's startup script waits for `go`, loads the secrets into the agent's environment and removes their file. It
-runs before anything of ours is installed, so it needs only the standard library of Python 3.8 and uses no World.
+The machine's startup script waits for `go`, loads the secrets into the agent's environment and removes their file. This
+module is sent as source code and runs before homing is installed, so it needs only the standard library of Python 3.8
+and uses no World.
 """
 
 from __future__ import annotations

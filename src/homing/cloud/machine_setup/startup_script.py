@@ -4,9 +4,9 @@
 
 The script is the first thing that the machine runs, before we have contacted it. The timer starts before anything that
 can fail and runs as long as the machine does. Once the deadline has passed, the timer ends billing if no dead-man
-process has held its lock for a grace period. The script never exits on its own. If a finished container is started
-again, the script notices that it ran before, and ends billing instead of training twice. The only secret in the script
-is the machine's own host key, so the script may be in user data.
+process has held its lock for a grace period. The script itself never exits. If a finished container is started again,
+the script notices that it ran before, and ends billing instead of training twice. The only secret in the script is the
+machine's own host key, so the script may be in user data.
 
 The hand-over delivers what the create call could not: files and secrets, over SSH, on stdin.
 

@@ -46,8 +46,8 @@ __all__ = ["FILE", "LearnedRow", "SamplingRow", "StepRow", "Table", "find_row", 
 
 FILE = "measured.json"
 # The highest fraction of the GPU's peak that matmuls may be predicted to reach in a whole step. Large isolated matmuls
-# reached 0.80 on an H200, but inside a step they share the GPU with other work. Most rows are for small models, which
-# say little about matmuls, so without this cap, predictions for large models could be too high.
+# reached 0.80 on an H200, but inside a step they share the GPU with other work. Most measurements are of small
+# models and say little about matmul speed, so without this cap, predictions for large models could be too high.
 MOST_OF_PEAK = 0.70
 _FORWARD = 1 / 3  # share of the training time per token that is spent in the forward pass
 
@@ -110,7 +110,7 @@ class Table:
         )
 
     def learned_by(self, one: str, other: str) -> tuple[LearnedRow, LearnedRow] | None:
-        """Return a row of each recipe with the same GPU, text and training time (the longest available), or None."""
+        """Return one row per recipe, with the same GPU, text and training time (the longest available), or None."""
         found = [
             (row, match)
             for row in self.learned
@@ -253,7 +253,7 @@ def _fit(table: Table) -> _Fit:
 
 
 def _slower_s(fit: _Fit, packed: StepRow, plain: Sequence[StepRow]) -> float:
-    """Return how many more seconds per token packed rows take than unpacked ones (measured if possible)."""
+    """Return how many extra seconds per token training takes if rows are packed (measured if possible)."""
     same = [row for row in plain if replace(row, source="", tokens_per_s=0.0, kind="") == replace(
         packed, source="", tokens_per_s=0.0, kind="", is_packed=False
     )]  # fmt: skip

@@ -62,7 +62,7 @@ class OfferPlan:
     cost_usd: Decimal  # cost to finish: rate x seconds, plus storage for that time
     timing: Timing
     minimum_usd: Decimal  # the lowest limit that is enough to finish and fetch a model; launch refuses a lower one
-    worst_usd: Decimal  # the most that the run can cost within its limits or, without limits, at the pessimistic speed
+    worst_usd: Decimal  # the most that the run can cost: within its limits or, if it has none, at the pessimistic speed
     odds: Odds
     storage_usd: Decimal = Decimal(0)
     buys: Buys | None = None  # how much training the run's limits allow on this offer; None without limits
@@ -138,8 +138,8 @@ def make_plan(run: Run, home: Home, *, explain: bool = False) -> Plan:
 def suggested_limit(plan: Plan) -> str:
     """Suggest a spend limit: 1.5 times the planned cost, because a probe or an assumption may be off by that much.
 
-    If no limit is set yet, suggest at least the worst case, which is shown next to the suggestion. Suggest a limit even
-    for a free machine.
+    If no limit is set yet, suggest at least the worst-case cost, because the user sees both figures. Suggest a limit
+    even if the machine is free.
     """
     best = plan.best
     has_worst = plan.run.limits.spend_usd is None and best.worst_usd.is_finite()

@@ -4,7 +4,7 @@
                on that GPU, from the table that ships with the package (measured_speeds.py)
     probed     matrix products on this CPU, in a separate process that loads torch. Other programs can only
                slow a probe down, so it is repeated at different times, and the best result counts
-    modelled   from measurements of other shapes and GPUs, with the peak and bandwidth of this one; corrected by what
+    modelled   from measurements of other shapes and GPUs, with the peak and bandwidth of this GPU; corrected by what
                the same shape reached on other GPUs, and consistent with the data sheets: a GPU that is at least as
                good in every figure is never rated slower
     assumed    a typical fraction of what such a machine can do, labelled as such
@@ -13,8 +13,8 @@
 
 When a run has finished, its speeds, and the time that it spent outside its steps (`Trip`), are added to speed.json.
 
-The speed of several GPUs is modelled as the speed of one times their number, and the text says so. No figure exceeds
-the device's peak.
+The speed of several GPUs is modelled as the speed of one GPU multiplied by the number of GPUs, and the text says so. No
+figure exceeds the device's peak.
 """
 
 from __future__ import annotations
@@ -59,11 +59,14 @@ CPU_SHARE = 0.35  # fraction of pure matmul speed that an eager training step of
 FLOPS_PER_CORE = 8e9  # assumed fp32 speed if nothing could be measured: a typical CPU core of the last ten years
 PROBE_TIMEOUT_S = 60.0
 MOST_PROBES = 3  # maximum number of probes per device, spread over several plans; the best result is kept
-PROBE_AGAIN_S = 30.0  # minimum pause between two probes, because in quick succession both would run under the same load
+# Minimum pause between two probes. Without a pause, other programs would slow down both of them in the same way.
+PROBE_AGAIN_S = 30.0
 # Time to evaluate on a token, as a fraction of the time to train on it. The forward pass alone would be a third, but
 # evaluation uses smaller batches.
 FORWARD_SHARE = 0.5
-SAMPLED_SHARE = 4.0  # how much slower rl is without a GPU, because it also samples each token, one at a time
+# How many times longer rl takes per token than other training if there is no GPU. In rl, each token must also be
+# sampled, one at a time.
+SAMPLED_SHARE = 4.0
 HOST_BYTES_PER_S = 20e9  # transfer speed between host and GPU in each direction, as with PCIe 4 x16
 SOURCES = ("measured", "probed", "modelled", "assumed", "unknown")  # most reliable first
 
@@ -116,7 +119,7 @@ class Trip:
 
     arrive_s: float  # from the create call to the trainer's start
     start_s: float  # from the trainer's start to its first step
-    home_s: float  # from the trainer's outcome to the end of billing, excluding the transfer of checkpoints
+    home_s: float  # from the end of training until billing ends, excluding the upload of the last checkpoint
     push_bytes_per_s: float
 
 
@@ -139,7 +142,7 @@ def _run_key(run: Run) -> str:
 
 
 def estimate(run: Run, offer: Offer, home: Home, *, may_probe: bool = True) -> Speed:
-    """Return how many tokens per second each phase of this run would train on this offer."""
+    """Return the expected training speed of each phase of this run on this offer, in tokens per second."""
     known = _load(home)
     paces = {phase.kind: _pace(run, phase, offer, home, known, may_probe=may_probe) for phase in run.phases}
     texts = list(dict.fromkeys(pace.text for pace in paces.values()))
@@ -329,9 +332,9 @@ def remember(
     provider: str = "",
     trip: dict[str, float] | None = None,
 ) -> None:
-    """Record a run's measured speeds in its own entry, as the newest one. Rates above the GPU's peak are discarded.
+    """Record a run's measured speeds as the newest entry, which replaces any earlier entry for the same run.
 
-    If `tokens_per_s` is a single number, it applies to every phase.
+    Rates above the GPU's peak are discarded. If `tokens_per_s` is a single number, it applies to every phase.
     """
     gpu = find_gpu(offer_device) if num_gpus else None
     by_kind = {phase.kind: phase for phase in run.phases}

@@ -53,9 +53,10 @@ _BYTES_PER_TOKEN = 4  # upper bound: a shard stores each token in at most this m
 _BYTES_PER_WEIGHT = 4  # upper bound: a weight is stored in at most this many bytes
 
 _FINISH_DOUBT, _FINISH_SPARE_S = 1.25, 5.0  # the trainer's reserve for its final evaluation, save and sample
-_MEASURED_DOUBT, _DOUBT = 1.5, 2.0  # safety factors: for measured speeds and times, and for all others
+_MEASURED_DOUBT, _DOUBT = 1.5, 2.0  # safety factors for measured and for unmeasured speeds and times
 _LEAST_STEPS = 20  # enough steps to measure the run's speed and to decay the learning rate
-_END_S = 3.0  # the agent must begin to end billing at least this long before the limit, ahead of the next guard
+# The agent must start to end billing at least this long before the limit, so that it acts before the next guard.
+_END_S = 3.0
 ASSUMED_HOURS = 20.0  # average time until a spot machine is preempted, assumed until more is known
 _TAKEN = "preempted"  # if an instance was preempted, its note in the ledger begins with this
 
@@ -72,7 +73,8 @@ class Timing:
     text: str
     # Maps the kind of a phase to its speed. A phase that is missing here trains at tokens_per_s.
     paces: dict[str, Pace] = field(default_factory=dict)
-    home_doubt: float = 1.0  # safety factor on home_s in reserves; 1 if home_s is assumed and thus already long enough
+    # Safety factor that reserves apply to home_s; 1 if home_s is assumed, because assumed times are already generous.
+    home_doubt: float = 1.0
 
     @property
     def home_reserve_s(self) -> float:
@@ -84,7 +86,7 @@ class Timing:
         return self.arrive_s + self.start_s + work + self._finish_s(run) + _way_home_s(self.home_s, self.push_s)
 
     def parts(self, run: Run) -> list[tuple[str, float]]:
-        """Return each part and its planned seconds: boot and start, each phase, pushing results and ending billing."""
+        """Return the planned seconds by part: boot and start, each phase, and pushing results and ending billing."""
         phases = [(p.kind, self._steps_s(p, p.num_steps) + self._finish_phase_s(p)) for p in run.phases]
         way_home = ("home", _way_home_s(self.home_s, self.push_s))
         return [("boot and start", self.arrive_s + self.start_s), *phases, way_home]
@@ -188,7 +190,10 @@ def _way_home_s(home_s: float, push_s: float) -> float:
 
 
 def pushing(run: Run) -> str:
-    """Say how much is pushed to the store before renting, and how long that takes. Existing objects are not resent."""
+    """Describe how much is pushed to the store before renting, and how long that takes.
+
+    The amount is an upper bound, because objects that are already in the store are not pushed again.
+    """
     per_s = _PUSH_BYTES_PER_S.get(run.store.partition(":")[0], _NETWORK_BYTES_PER_S)
     num_bytes = _input_bytes(run, is_base_sent=not any(map(is_from_hub, run.inputs)))
     lasts = format_duration(max(1.0, num_bytes / per_s))
@@ -246,7 +251,8 @@ def _per_hour(offer: Offer, home: Home) -> tuple[float, str]:
     text = f"assumed: once every {ASSUMED_HOURS:g} h"
     if hours:
         text += f", and observed: {num_taken} in {hours:.1f} h"
-    # The assumption counts as one observed preemption in ASSUMED_HOURS, so that real ones gradually outweigh it.
+    # The assumption counts as one observed preemption in ASSUMED_HOURS, so that actual ones gradually outweigh
+    # it.
     return (num_taken + 1) / (hours + ASSUMED_HOURS), text
 
 
@@ -261,7 +267,7 @@ def _seen(offer: Offer, home: Home) -> tuple[int, float]:
 
 
 def _between_saves_s(run: Run, timing: Timing) -> float:
-    """Return the longest interval between checkpoints in any phase, because a preemption costs the most there."""
+    """Return the longest interval between checkpoints in any phase. A preemption in that phase loses the most work."""
     return max(_gap_s(phase, timing) for phase in run.phases)
 
 

@@ -57,7 +57,7 @@ __all__ = [
 
 InstanceState = Literal["requested", "booting", "ready", "preempted", "destroying", "gone", "unknown"]
 Billing = Literal["yes", "no", "maybe"]
-# Optional features of a provider. Each provider lists those it lacks, with a sentence to show to the user.
+# Optional features of a provider. Each provider lists the features it lacks, with a sentence about each for the user.
 Feature = Literal["native_deadline", "native_spend_limit", "end_itself", "spot", "ssh", "multi_node", "file_store"]
 KEY_ACCOUNT = "key:"  # prefix of account names that are derived from an API key
 
@@ -96,7 +96,8 @@ class Offer:
     stock: str = ""  # availability in the provider's own terms, such as high or low
     as_of: float | None = None  # date of the rate; None if it was just fetched from the provider
     rate_source: str = ""  # where the rate comes from; "" if from the provider itself
-    lifetime_s: float = 0.0  # the provider ends the machine this long after its start, whatever the limits; 0 for never
+    # The provider ends the machine this long after its start, regardless of the limits; 0 means never.
+    lifetime_s: float = 0.0
     host_bytes: int = 0  # host memory, separate from GPU memory; 0 if unknown
 
 
@@ -256,7 +257,7 @@ class Provider(Protocol):
     # Returns the last part of the first command's output, as kept by the provider.
     def log(self, instance_id: str) -> str: ...
 
-    def place(self, mark: str) -> Place: ...  # a pure function; Place includes how the agent ends billing
+    def place(self, mark: str) -> Place: ...  # a pure function; Place also says how the agent ends billing
 
     # Sets the provider's own guard: the instance's maximum total cost, and its latest end time by our clock.
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None: ...
@@ -318,7 +319,7 @@ class Doubling(Protocol):
 
 @runtime_checkable
 class ManyNamed(Protocol):
-    """A provider that cannot always identify an API key's account, in which case it names the account after the key."""
+    """A provider that may be unable to identify an API key's account. It then names the account after the key."""
 
     # Returns all account names that ledger rows may contain for this key, starting with the name from account().
     def account_names(self) -> tuple[str, ...]: ...

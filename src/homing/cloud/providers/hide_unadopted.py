@@ -1,4 +1,4 @@
-"""A provider wrapper that limits access to other home directories' resources to those adopted by this one.
+"""A provider wrapper that hides other home directories' resources unless this home directory has adopted them.
 
 An adoption covers individual instances and the volumes that their runs keep or name, not everything that the other home
 directory owns. All other resources stay hidden and cannot be destroyed, even if requested by id.

@@ -1,8 +1,8 @@
 """Creates exactly one instance per mark on providers whose create call is not idempotent.
 
-    look for the mark -> POST -> created
-                              -> no clear answer: look repeatedly while the list may be stale -> POST once more
-                              -> a definite refusal: the adapter interprets it
+    list by mark -> POST -> created
+                         -> no clear answer: list again until the list can no longer be stale -> POST once more
+                         -> a definite refusal: the adapter interprets it
     after any unclear answer: if several instances have the mark, keep the oldest and destroy the others
 
 If the outcome is still unknown at the end, CreateFailed is raised, with the id of the created instance if it is known.
@@ -91,7 +91,7 @@ class Once:
 def look_for(
     mark: str, find: Callable[[], list[dict[str, Any]]], name: str, why: Exception | None, settle_s: float, world: World
 ) -> dict[str, Any] | None:
-    """Return the oldest instance with this mark, or None. Look again for as long as the provider's list may be stale.
+    """Return the oldest instance with this mark, or None. Keep looking until the list can no longer be stale.
 
     `name` is the provider's name, and `why` is the error that left the outcome of the create call unclear.
     """

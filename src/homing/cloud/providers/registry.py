@@ -52,7 +52,7 @@ _TRACES: dict[str, Callable[[Path, World], bool]] = {
 def configured(home: Path, world: World) -> list[str]:
     """Return the providers to query by default: those that need no account, and those configured here.
 
-    Adapter modules are imported without their SDKs, which are not needed to check for an account.
+    This imports adapter modules but not their SDKs, which are not needed to check for an account.
     """
     return [name for name in PROVIDERS if name not in _TRACES or _has_account(name, home, world)]
 

@@ -68,7 +68,7 @@ class AwsApi:
 
     @functools.cached_property
     def account(self) -> str:
-        """Return the AWS account number. Every key may query it, whatever its permissions."""
+        """Return the AWS account number. Any key can query it, regardless of its permissions."""
         return str(self.call("sts", "get_caller_identity", GLOBAL)["Account"])
 
     def call(self, service: str, operation: str, region: str, **params: Any) -> dict[str, Any]:

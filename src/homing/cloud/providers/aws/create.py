@@ -3,8 +3,8 @@
 zones within the offered rate -> image, subnet, security group, role, files -> run_instances, zone by zone
 no capacity       try the next zone; raise NoOffer if none is left
 quota exceeded    raise a refusal that names the quota's code and console page
-no clear answer   repeat the same call, which its ClientToken makes safe, then look for the mark. Never try another
-                  zone, because this one may have started the instance
+no clear answer   repeat the same call (its ClientToken makes that safe), then look for an instance with the mark. Never
+                  try another zone, because the instance may already have been started in the current zone
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PROFILE_S = 90.0  # how long to retry, because EC2 may take a while to see a ne
 _PROFILE_EVERY_S = 3.0
 _RETRIES = Retries(tries=4, first_s=1.0)
 _LINK_S = 3600.0  # how long the presigned URLs of an instance's first files stay valid
-_END_ALONE_S = 1800.0  # an instance on which our agent never starts terminates itself after at most this time
+_END_ALONE_S = 1800.0  # if our agent never starts, the instance terminates itself within this time
 
 
 @dataclass

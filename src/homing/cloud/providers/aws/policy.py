@@ -11,7 +11,7 @@ import json
 
 __all__ = ["OPERATIONS", "policy_document"]
 
-# Service -> operation (botocore name) -> the IAM actions that it needs.
+# AWS service -> operation (botocore name) -> the IAM actions that the operation needs.
 OPERATIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "sts": {"get_caller_identity": ("sts:GetCallerIdentity",)},
     "ec2": {

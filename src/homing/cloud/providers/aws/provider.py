@@ -5,8 +5,8 @@
 
 An instance id is REGION/i-..., so that it can be looked up without the run file. Every region ever used is recorded in
 $HOMING_HOME/aws/. Without that record, all regions are queried. The instance's role grants access to one prefix of one
-bucket, and the instance gets its first files through presigned URLs. Secrets are sent over SSH, from the only address
-that may connect, or not at all.
+bucket, and the instance gets its first files through presigned URLs. Secrets are sent only over SSH, which accepts
+connections from one address. Without SSH, they cannot be sent.
 """
 
 from __future__ import annotations
@@ -480,7 +480,7 @@ def _tags(body: dict[str, Any]) -> dict[str, str]:
 
 
 def _ended_at(body: dict[str, Any]) -> datetime.datetime | None:
-    """Parse the end time from `User initiated (2026-11-16 08:22:00 GMT)`, because EC2 reports it nowhere else."""
+    """Parse the end time from `User initiated (2026-11-16 08:22:00 GMT)`. EC2 reports it nowhere else."""
     found = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (GMT|UTC)\)", str(body.get("StateTransitionReason", "")))
     if found is None:
         return None

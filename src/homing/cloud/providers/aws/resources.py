@@ -1,7 +1,7 @@
 """AWS resources other than instances: roles, security groups, persistent volumes and a budget alert.
 
-    role, instance profile, security group    created for one attempt under its mark, and destroyed with it
-    a volume, a home directory's budget       kept at the user's request until `destroy --all --kept`
+    role, instance profile, security group    created for one attempt, identified by its mark, and destroyed with it
+    volume, budget alert                      kept at the user's request until `destroy --all --kept`
 
 Each resource is looked up before it is created, and is tagged in the call that creates it. Destroying a resource that
 is already gone succeeds.
@@ -149,7 +149,7 @@ class Things:
                     self._api.call("ec2", "attach_volume", region, Device=_DEVICE, InstanceId=instance_id,
                                    VolumeId=volume_id)  # fmt: skip
                 except AwsRefused as exc:
-                    # The new instance is still starting, or the volume is still attached to the preempted one.
+                    # The new instance is still starting, or the volume is still attached to the preempted instance.
                     if exc.code not in ("IncorrectState", "VolumeInUse", "InvalidVolume.NotFound"):
                         raise
                     problem = exc.text
@@ -232,7 +232,7 @@ class Things:
         ]
 
     def _roles(self) -> list[Resource]:
-        """Return roles and instance profiles; list both, because a killed launch may have created only one of them."""
+        """Return the roles and instance profiles. A launch that was killed may have created only one of the two."""
         found: dict[str, Resource] = {}
         for operation, key in (("list_roles", "Role"), ("list_instance_profiles", "InstanceProfile")):
             for row in self._api.items("iam", operation, f"{key}s", GLOBAL, PathPrefix=_path(self._owner)):

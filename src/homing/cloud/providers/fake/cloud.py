@@ -4,11 +4,11 @@
     tick        -> scheduled changes: boots, preemptions, hangs, the guard; `next_due` says when the next is due
     bill        -> every billed resource with its start time, end time and cost; tests compare the ledger with it
 
-Like real clouds, it does not deduplicate by name, describes ended instances for a while and then answers 404, and
-bills machines and disks for every second from the create call until they are gone. A `Machines` object runs the
-machines: as local processes for the server, and as actors for the simulator. The cloud has no clock, randomness or I/O
-of its own and depends only on its arguments and the requests, so that the same seed always gives the same sequence of
-events.
+Like real clouds, it does not deduplicate by name, and it continues to describe ended instances for a while before it
+answers 404. It bills machines and disks for every second from the create call until they are gone. A `Machines` object
+runs the machines: as local processes for the server, and as actors for the simulator. The cloud has no clock,
+randomness or I/O of its own and depends only on its arguments and the requests, so that the same seed always gives the
+same sequence of events.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FakeCloud:
         seed: int = 0,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """Set up the cloud, which calls `on_change` to save its state after each change and before it responds."""
+        """Set up the cloud. It calls `on_change` to save its state after each change, before it responds."""
         self.settings = settings or Settings()
         self.faults = faults or Faults()
         self.offers = offers
@@ -135,7 +135,7 @@ class FakeCloud:
         return found
 
     def preempt(self, instance_id: str, notice_s: float | None = None) -> None:
-        """Preempt the instance at once, or after giving it `notice_s` seconds' notice."""
+        """Preempt the instance immediately or, if `notice_s` is set, after that many seconds' notice."""
         thing, now = self._live[instance_id], self.now()
         thing.taken_at = now + (notice_s or 0.0)
         if notice_s is not None:
@@ -148,7 +148,7 @@ class FakeCloud:
         self.tick()
 
     def change_faults(self, faults: Faults) -> None:
-        """Use these faults from the next request on, and count requests from zero again."""
+        """Use these faults from the next request on, and restart the request count from zero."""
         self.faults = faults
         self._dice = Dice(faults, self._dice.rng)
 
@@ -179,7 +179,8 @@ class FakeCloud:
         self._dice.rng.setstate((version, tuple(numbers), gauss))
         for thing in self._things.values():
             if thing.kind == "instance" and thing.ended_at is not None:
-                self._machines.end(thing.id)  # the server may have crashed after recording the end but before this call
+                # The server may have crashed after recording that the instance ended, but before ending the machine.
+                self._machines.end(thing.id)
         self._due = -math.inf
         self.tick()
 
@@ -264,7 +265,7 @@ class FakeCloud:
     def _decide_fate(self, thing: Thing, ways: tuple[str, ...]) -> None:
         now, faults = thing.created_at, self.faults
         thing.boots_at = now + self.settings.boot_s + (faults.slow_boot_s if "boot_slow" in ways else 0.0)
-        # Draw a number even if it is not needed, so that one fault does not change the random numbers of later faults.
+        # Draw this number even if it is not needed, so that one fault does not affect the numbers drawn for others.
         at = now + faults.take_after_s[0] + self._dice.rng.random() * (faults.take_after_s[1] - faults.take_after_s[0])
         if "boot_never" in ways:
             thing.boots_at = math.inf
@@ -298,8 +299,8 @@ class FakeCloud:
         now = self.now()
         if thing.ended_at is not None:
             raise Refusal(404, f"no instance {thing.id}")
-        # Before another destroy may falsely report success, the instance must have been visible for as long as the list
-        # may be stale. Otherwise two false successes in a row would look like a real end.
+        # Before another destroy may falsely report success, the instance must have been visible for `settle_s`, the
+        # maximum staleness of the list. Otherwise, two false successes in a row would look like an actual termination.
         if "destroy_lies" in ways and now >= thing.hidden_until + self.settings.settle_s:
             thing.hidden_until = now + self.faults.lie_s
             self._is_changed = True
@@ -390,7 +391,7 @@ class FakeCloud:
         env = {**thing.env, INSTANCE_KEY_ENV: self._instance_key(thing.id)}
         self._machines.start(thing.id, files, list(thing.argv), env)
         thing.is_started = self._is_changed = True
-        # The machine has its files and variables now, and the cloud must not keep secrets.
+        # The machine now has its files and variables. Delete them here, because the cloud must not retain secrets.
         thing.files, thing.env = {}, {}
 
     def _end(self, thing: Thing, at: float, by: str) -> None:

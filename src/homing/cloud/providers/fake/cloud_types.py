@@ -29,11 +29,11 @@ VOLUME_USD_PER_GB_HOUR = Decimal("0.0001")
 
 
 class Machines(Protocol):
-    """Interface for running the cloud's machines. Every call may be repeated, and none may wait for a machine."""
+    """Interface for running the cloud's machines. Every call may be repeated, and no call may block."""
 
     def start(self, instance_id: str, files: dict[str, bytes], argv: list[str], env: dict[str, str]) -> None: ...
 
-    def end(self, instance_id: str) -> None: ...  # ends the instance permanently and at once; ignores unknown ids
+    def end(self, instance_id: str) -> None: ...  # ends the instance permanently; ignores unknown ids
 
     def is_running(self, instance_id: str) -> bool: ...
 
@@ -136,7 +136,7 @@ def state_of(thing: Thing, at: float) -> str:
         return "preempting"
     if thing.is_started:
         return "ready"
-    # Like real clouds: the create call is acknowledged at once, but the machine itself appears later.
+    # Like real clouds: the create call is acknowledged immediately, but the machine itself appears later.
     return "requested" if at <= thing.created_at else "booting"
 
 

@@ -1,10 +1,12 @@
-"""Faults of the fake cloud, which occur at random, with a seed, or at exactly the n-th request.
+"""Faults of the fake cloud. They occur either at random, from a seed, or at exactly the n-th request.
 
     any request   lost_before lost_after    the connection is cut, before or after the request took effect
                   error_before error_after  a 5xx, likewise
                   busy                      429 with Retry-After, no effect
-    create        no_capacity dearer        refused with a message; started at a higher rate than offered
-                  boot_slow boot_never boot_dies
+    create        no_capacity               refused with a message
+                  dearer                    started at a higher rate than offered
+                  boot_slow boot_never      the machine boots slowly, or never boots
+                  boot_dies                 the machine dies instead of booting
                   preempt notice_preempt    the instance is preempted, without or with a notice
                   hang                      the instance's programs freeze, but it keeps billing
                   leaves_volume             the instance's disk remains and bills after the instance is gone
@@ -52,7 +54,7 @@ ROUTES = ("account", "offers", "create", "list", "describe", "destroy", "guard",
 
 @dataclass(frozen=True)
 class Strike:
-    """A fault that occurs at the n-th request to the route `of`, or at the n-th of all requests if `of` is empty."""
+    """A fault that occurs at the n-th request to the route `of`, or at the n-th request overall if `of` is empty."""
 
     way: str
     nth: int = 1
@@ -117,7 +119,7 @@ class Dice:
         for name in ("", route):
             self.counts[name] = self.counts.get(name, 0) + 1
         ways = [s.way for s in self.faults.strikes if s.of in ("", route) and self.counts[s.of] == s.nth]
-        # Always draw the same number of random numbers, so that one fault does not change the faults after it.
+        # Draw a random number for every possible fault, so that one fault does not change the faults after it.
         ways += [way for way, chance in self._chances[route] if self.rng.random() < chance]
         about_request = [way for way in ways if way in REQUEST_WAYS][:1]
         own = [way for way in ways if way in _OWN_WAYS.get(route, ())]

@@ -72,14 +72,17 @@ class HostMachines:
         return self._world.read(path, start, _LOG_BYTES).decode("utf-8", "replace")
 
     def wait_until_ended(self) -> bool:
-        """Wait for the machines to end; return False if one does not end in time. A restarted server tries again."""
+        """Wait for the machines to end; return False if one of them is still running after the timeout.
+
+        In that case, the server tries again to end it when it is next started.
+        """
         return wait_until(lambda: not self._to_end.unfinished_tasks, timeout_s=_END_S, every_s=0.05, world=self._world)
 
     def _bring(self, folder: Path, files: dict[str, bytes]) -> None:
         for name, data in files.items():
             target = folder / "work" / _inside(name)
             self._world.mkdir(target.parent)
-            # Only boot.json contains machine paths. Archives must stay unchanged.
+            # Only boot.json contains machine paths. The other files, such as archives, must not be changed.
             content = data.replace(ROOT_DIR.encode(), str(folder).encode()) if name == file_names.BOOT else data
             self._world.write(target, content)
 

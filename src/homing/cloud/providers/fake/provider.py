@@ -4,8 +4,8 @@ Its address comes from $HOMING_HOME/fake/server.json, else from HOMING_FAKE_URL 
 the fake cloud is not queried.
 
 The adapter is written like one for a real cloud. Every call goes through `rest`, create is never repeated without
-looking for our mark, an unrecognized state is `unknown` and counts as billing, and an instance is gone only if the
-provider says so.
+first looking for an instance with our mark, an unrecognized state is `unknown` and counts as billing, and an instance
+is gone only if the provider says so.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Fake:
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
         """Set the instance's maximum total cost and its latest end time by our clock."""
         if not self._about["has_guard"]:
-            return  # `cannot` already says that there is no guard, and launch warns about it
+            return  # `cannot` already reports that there is no guard, and launch warns the user
         body: dict[str, Any] = {"spend_limit_usd": str(spend_limit_usd), "end_by": None}
         if end_by is not None:
             # The provider's guard uses the provider's clock, which may differ from ours.
@@ -280,7 +280,7 @@ class Fake:
             # Set the guard in the create call itself, because this process may die before a separate call.
             guard: dict[str, Any] = {"spend_limit_usd": None, "end_by": None}
             if boot.spend_limit_usd is not None:
-                # This guard acts after all others, but still before the limit, because a leftover disk keeps billing.
+                # This guard acts after all others, but before the limit, because a disk may remain and keep billing.
                 rate, before = request.offer.rate_usd_per_hour, Decimal(boot.spent_before_usd)
                 kept_s = reserve_s(PROVIDER, allowed_s(rate, Decimal(boot.spend_limit_usd), before, 0.0))
                 guard["spend_limit_usd"] = str(Decimal(boot.spend_limit_usd) - before - meter.cost(rate, kept_s))

@@ -1,16 +1,16 @@
 """Serves the fake cloud on loopback: python -m homing.cloud.providers.fake.server --home DIR
 
-    DIR/fake/server.json   address and key of the server; exists while it is in use      (0600)
+    DIR/fake/server.json   address and key of the server; removed at a normal exit      (0600)
              state.json    instances, volumes and charges, saved before each response    (0600)
              machines/     see machines.py
 
 The server may be killed at any moment and restarted: it uses the same port and key, continues billing by the clock, and
 finds its machines again. It exits when no instance is alive and there have been no requests for a while. In
-addition to the cloud's own paths, the server has /double/..., which a rehearsal uses to decide what goes wrong and
+addition to the cloud's own paths, the server has /double/..., which a rehearsal uses to decide which faults occur and
 when:
 
     PUT /double/faults   POST /double/preempt {instance, notice_s}   POST /double/hang {instance}
-    GET /double/bill     POST /double/leave (stops the server once nothing bills)
+    GET /double/bill     POST /double/leave (stops the server once nothing is billing)
 
 This module simulates something outside homing, so it is the only one in this folder that opens a socket.
 """

@@ -1,6 +1,6 @@
 """Ends the billing of a local instance: python -I end_billing.py INSTANCE_DIR MARK
 
-    write ended.json (complete or absent) -> SIGTERM to everything with the mark -> SIGKILL after a grace period -> exit
+    write ended.json atomically -> SIGTERM to everything with the mark -> SIGKILL after a grace period -> exit
 
 `local` and `ssh` put this file into the instance's folder and pass the command to the agent as data. Like the HTTP call
 that ends a rented machine, this script is self-contained: it needs neither homing, nor the agent's zip, nor a running

@@ -181,7 +181,7 @@ class Local:
         """Return the marks of processes on this computer, except those of other providers' machines.
 
         A process of such a machine may start or end between two scans of the process table. So scan for the machines'
-        processes both before and after scanning for ours, and leave out every mark that a machine's process has.
+        processes both before and after scanning for ours, and exclude every mark that a machine's process carries.
         """
         inside = {process.pid for process, _ in self._world.marked(MACHINE_ENV, "")}
         marked = self._world.marked(names.MARK_ENV, self._prefix)
@@ -220,7 +220,7 @@ class Local:
         """Do nothing: this computer has no guard. The agent and the dead-man process read new limits from the store."""
 
     def list_resources(self) -> list[Resource]:
-        return []  # none: an instance consists of its folder and its processes
+        return []  # there are none: an instance consists only of its folder and its processes
 
     def destroy_resource(self, resource: Resource) -> None:
         raise AssertionError(f"this computer has no {resource.kind}")

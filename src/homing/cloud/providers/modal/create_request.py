@@ -54,8 +54,8 @@ _PARCEL = f"{ROOT}/parcel"  # where the files are mounted; the command copies th
 _OVER = f"{WORK_DIR}/over"
 _ENTRY_PID = f"{WORK_DIR}/entry.pid"
 _LEAST_S = 60  # minimum timeout, because a sandbox needs about this long to boot
-# How long before the sandbox's timeout the run must leave it, as a share of the time reserved for landing (ending
-# early). The share is below 1, so that the limits end the run first.
+# How long before its timeout a sandbox must stop working on the run, as a share of the time reserved for landing
+# (ending early). The share is below 1, so that the limits end the run first.
 _LATE_SHARE = 0.9
 
 # The sandbox ends when this command exits. So the command keeps running while the agent or the dead-man process is
@@ -76,8 +76,8 @@ def place(*, is_own_image: bool) -> Place:
 
     Billing ends when the first command exits. To end billing, the agent creates a marker file or, if the disk is full,
     kills the first command. The image that Modal builds for us has all packages in its own Python. The user's own image
-    is treated as a bare machine with Python. There, the bootstrap uses the environment made by `homing image build`, or
-    creates one.
+    is treated as a bare machine with Python: the bootstrap uses the environment made by `homing image build`, or
+    creates an environment.
     """
     leave = f"touch {_OVER} || kill -KILL $(cat {_ENTRY_PID})"
     end = EndBilling(kind="command", argv=["sh", "-c", leave])
@@ -121,7 +121,7 @@ def timeout_s(boot: Boot) -> int:
 
 
 def start_within_s(boot: Boot, now: float) -> float:
-    """Return how many more seconds, by this computer's clock, the start may take before no time is left to train."""
+    """Return how many seconds from now the start may take and still leave time to train, by this computer's clock."""
     allowed = _allowed_s(boot)
     if math.isinf(allowed):
         return allowed

@@ -46,7 +46,7 @@ _CARDS = (
     Card("A100-40GB", "A100-40GB", 8),
     Card("A100-80GB", "A100", 8),
     Card("RTX-PRO-6000", "RTXPRO6000", 8),
-    # A request for H100 may get an H200, which the plan did not assume; H100! gets exactly an H100.
+    # A request for H100 may get an H200, which the plan did not assume. A request for H100! always gets an H100.
     Card("H100", "H100", 8, "H100!"),
     Card("H200", "H200", 8),
     Card("B200", "B200", 8),
@@ -67,7 +67,7 @@ class Size:
 
 
 def make_offers(needs: Needs, size: Size, rates: Mapping[str, Decimal]) -> list[Offer]:
-    """Return the offers that meet the needs, sorted by rate.
+    """Return the offers that meet the run's needs, sorted by rate.
 
     `rates` contains the rates that Modal reported, if any.
     """

@@ -172,7 +172,7 @@ class Modal:
         """Do nothing, because a sandbox's timeout cannot be changed.
 
         A lower limit is enforced by the agent, the dead-man process and the local guard. A higher limit applies to the
-        next sandbox, because boot.json tells the agent to leave this one before its timeout.
+        next sandbox, because boot.json tells the agent to leave the current sandbox before its timeout.
         """
 
     def deliver(self, instance_id: str) -> None:
@@ -232,7 +232,7 @@ class Modal:
             sandbox = self._api.create(argv, queue_s, **wanted)
         except Unwelcome as exc:
             if exc.text == "AlreadyExistsError":
-                # The name is the mark, so an earlier call that got no response has created the sandbox.
+                # A sandbox is named after its mark, so an earlier call whose response was lost must have created it.
                 raise Unsure(exc.why) from exc
             self._take_back(request)
             raise

@@ -34,7 +34,7 @@ __all__ = [
     "probe_command",
 ]
 
-KEY_ENV, POD_ENV = "RUNPOD_API_KEY", "RUNPOD_POD_ID"  # RunPod sets both in every pod, and the key is scoped to the pod
+KEY_ENV, POD_ENV = "RUNPOD_API_KEY", "RUNPOD_POD_ID"  # RunPod sets both variables; the key is scoped to the pod
 MAY_END = f"{ROOT}/may_end"
 _MOST_DISK_GB = 10**6
 _STATES: dict[str, InstanceState] = {

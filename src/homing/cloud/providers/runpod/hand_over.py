@@ -40,7 +40,7 @@ class Start:
         self._run = request.order.run_name
 
     def reach(self, find: Callable[[], Pod | None], read: Callable[[Pod], Instance]) -> Pod:
-        """Wait until the pod has an address, and return it. Raise at once for problems that waiting cannot solve."""
+        """Wait until the pod has an address, and return it. Immediately raise errors that waiting cannot fix."""
         found: list[Pod | None] = [None]
 
         def is_reached() -> bool:

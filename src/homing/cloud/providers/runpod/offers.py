@@ -47,7 +47,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Choice:
-    """What an offer's name consists of: GPU, number of GPUs, and cloud."""
+    """The parts of an offer's name: GPU, number of GPUs, and cloud."""
 
     gpu_id: str
     count: int
@@ -89,7 +89,7 @@ def _query(wanted: Wanted, cloud: str, count: int) -> str:
 
 
 def _offers(body: dict[str, Any], wanted: Wanted, cloud: str, count: int) -> Iterator[Offer]:
-    """Yield one offer for any location or, if the run file lists data centers, one for each of them that has stock.
+    """Yield one offer for any location or, if the run file lists data centers, an offer per data center with stock.
 
     GPUs that are not available now or could not run our torch are skipped.
     """

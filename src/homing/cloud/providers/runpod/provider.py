@@ -5,8 +5,8 @@
 
 RunPod has no timer and no spend limit for a pod, it restarts a container that has ended, and its create call is not
 idempotent. So the pod's first command starts our own timer, the pod terminates itself with the key that RunPod gave it,
-and we create a pod only after looking for our mark. The account-wide list of SSH keys is never changed, because our key
-is in the pod's own environment.
+and we create a pod only after checking that no pod has our mark. The account-wide list of SSH keys is never changed,
+because our key is in the pod's own environment.
 """
 
 from __future__ import annotations
@@ -417,11 +417,11 @@ class Runpod:
         return str(self._settings["min_cuda"] or cuda_of_image(self._settings["image"]))
 
     def _times(self, request: Request) -> tuple[float, float]:
-        """Return how long the pod's timer waits for the hand-over, and the latest time to start the first command.
+        """Return how long the pod's timer waits for the hand-over, and when the first command must have started.
 
-        A restart empties the disk, so even a first command that starts in time may be running for the second time. Its
-        timer then starts again, and must still fire before the limit. The latest time is given by RunPod's clock, which
-        may differ from ours by hours.
+        A restart empties the disk, so the first command cannot tell whether it has run before. If a restarted command
+        is still within the latest start time, it starts a new timer, which must also fire before the limit. The latest
+        start time is a time on RunPod's clock, which may differ from ours by hours.
         """
         boot, start_s = request.order.boot, float(self._settings["start_limit"])
         limit = None if boot.spend_limit_usd is None else Decimal(boot.spend_limit_usd)
@@ -489,7 +489,10 @@ class Runpod:
         return instance
 
     def _bill(self, instance_id: str) -> _Bill:
-        """Return the pod's cost as reported by RunPod, which lags behind. Without a new figure, return the last one."""
+        """Return the pod's cost as reported by RunPod, which lags behind.
+
+        If RunPod has no new figure, return the last known one.
+        """
         now, known = self._world.monotonic(), self._bills.get(instance_id, _Bill())
         if now - known.at < _BILL_EVERY_S:
             return known
