@@ -74,8 +74,8 @@ def list_offers(needs: Needs, providers: Sequence[str], home: Home) -> Found:
         kept = [offer for offer in found.offers if offer.num_gpus in (needs.num_gpus, 0)]
         found = Found(kept, found.left_out, found.problems)
     if not providers:
-        # The user did not request these providers by name, so do not report those that need more than a key, such as a
-        # host or a run file.
+        # The user did not request these providers by name, so do not report providers that need more than a key, such
+        # as a host or a run file.
         unnamed = {name for name, error in errors.items() if isinstance(error, UsageError)}
         problems = [_problem(name, error) for name, error in errors.items() if name not in unnamed]
         found = Found(found.offers, found.left_out, problems)
@@ -156,7 +156,7 @@ def _ask(
 
 
 def _of_offers(error: HomingError | OSError) -> HomingError | OSError:
-    """Reword a timeout error for an offer query, because such a query cannot leave anything billing."""
+    """Reword a timeout error for an offer query. Unlike other calls, such a query cannot start any billing."""
     if not isinstance(error, ProviderSilent):
         return error
     fix = "Try again in a minute. To check whether a firewall blocks it: homing doctor"

@@ -87,7 +87,10 @@ def _own(run: Run, rate: Decimal) -> Iterator[tuple[Offer, str]]:
 
 
 def _listed(run: Run) -> Iterator[tuple[Offer, str]]:
-    """Yield the listed machines of the run's providers. Without a price list, yield every GPU, without a price."""
+    """Yield the machines in the price lists of the run's providers.
+
+    For a provider that has no price list, yield every GPU, with a rate of zero.
+    """
     for provider in run.cloud.providers:
         prices = [price for price in TABLE if price.provider == provider]
         if not prices:
@@ -102,7 +105,7 @@ def _listed(run: Run) -> Iterator[tuple[Offer, str]]:
 
 
 def _cards(price: Price, num_gpus: int) -> tuple[str, int]:
-    """Return which GPU, and how many, a list price is for. EC2 prices are per machine, all others per GPU."""
+    """Return the GPU and GPU count that a list price covers. EC2 prices are per machine, all others per GPU."""
     return TYPES.get(price.name, ("", 0, 0, 0))[:2] if price.provider == "aws" else (price.name, num_gpus)
 
 

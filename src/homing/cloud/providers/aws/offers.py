@@ -72,7 +72,8 @@ FRESH_S = 300.0
 BOOT_S = 150.0  # typical boot time; long, because the first reads from an image of tens of GB are slow
 _HOURS = 730  # hours in a month, as AWS counts them
 # Prices of gp3 disks and of a public address. The us-east-1 list of 2026-08 has 0.08 and 0.005. Other regions charge up
-# to 50% more for disks. We do not parse the disk prices in the price list, so this value is an upper bound.
+# to 50% more for disks. We do not parse the disk prices in the price list, so the disk price here is an upper
+# bound.
 _DISK_USD_PER_GB_MONTH = Decimal("0.12")
 _ADDRESS_USD_PER_HOUR = Decimal("0.005")
 _SAME_AS_LIST = ("us-east-1", "us-east-2", "us-west-2")  # regions with the same list prices as us-east-1
@@ -138,7 +139,7 @@ class Market:
         return [offer for name in choice.regions for offer in self._offers_of(self._region(name, choice.types), choice)]
 
     def zones(self, offer: Offer, choice: Choice) -> list[str]:
-        """Return the zones that can fill this offer without exceeding its rate, the cheapest first."""
+        """Return the zones that can fill this offer without exceeding its rate, cheapest first."""
         place, kind_name, market = offer.name.split("/")
         region = self._region(region_of(place), choice.types, max_age_s=0.0)
         kind = next((kind for kind in region.kinds if kind.name == kind_name), None)
@@ -152,7 +153,7 @@ class Market:
         return sorted(fitting, key=lambda zone: (prices[zone], zone))
 
     def most_usd(self, offer: Offer, choice: Choice) -> Decimal:
-        """Return the maximum spot price: the offer's rate without disks and address, which AWS bills separately."""
+        """Return the maximum spot price: the offer's rate minus disk and public address, which AWS bills separately."""
         return offer.rate_usd_per_hour - self._disk_and_address_usd(choice).quantize(
             Decimal("0.0001"), rounding=ROUND_DOWN
         )
@@ -193,7 +194,7 @@ class Market:
         try:
             region.listed = self._list_prices(name, types)
         except (AwsRefused, ProviderSilent) as exc:
-            # Fall back to the dated price table; the offers made from it say so.
+            # Fall back to the dated price table. Offers based on it show the table's date.
             region.list_problem = (exc.reason if isinstance(exc, ProviderSilent) else exc.why) or exc.what
         return region
 
@@ -326,7 +327,7 @@ def quota_page(region: str, code: str) -> str:
 
 
 def card_of(name: str, mebibytes: int) -> Gpu | None:
-    """Return the GPU with this name and memory size. AWS uses one name for both sizes of A100, and also of V100."""
+    """Return the GPU with this name and memory size. AWS gives both A100 sizes the same name, and both V100 sizes."""
     first = find_gpu(name)
     if first is None:
         return None
