@@ -219,7 +219,7 @@ class StoreError(HomingError):
 
 
 class StoreRefused(StoreError):
-    """The store refused permanently (permission, bucket, expired token, region), so retrying does not help."""
+    """The store refused a request permanently (permission, bucket, expired token, region), so retrying is useless."""
 
 
 class Interrupted(HomingError):

@@ -179,7 +179,7 @@ def _refuse_empty(paths: list[str], key: str) -> None:
 def _source(path: str, key: str) -> Source:
     try:
         path.encode()
-    except UnicodeEncodeError as exc:  # fail now: at its end, prep would be unable to write this name to the manifest
+    except UnicodeEncodeError as exc:  # fail now, because prep could not write this name to the manifest at the end
         raise DataError(
             what=f"{key}: the name {path!a} is not UTF-8.",
             why="It uses another encoding, such as Latin-1, and cannot be stored in a run file or manifest.",

@@ -36,7 +36,7 @@ class Check:
 
 @runtime_checkable
 class Checked(Protocol):
-    """A provider that adds checks of its own, such as of permissions and quota, to the check of its key."""
+    """A provider that has further checks in addition to the check of its key, for example of permissions and quota."""
 
     def checks(self) -> list[Check]: ...
 
@@ -46,7 +46,7 @@ def ok(name: str, text: str) -> Check:
 
 
 def skipped(name: str, text: str, fix: str = "", page: str = "") -> Check:
-    """Return a skipped check, for something that is probably not needed. `fix` and `page` say how to set it up."""
+    """Return a skipped check, which does not count as a problem. `fix` and `page`: what the user can do, if anything."""
     return Check(name, "skipped", text, fix, page)
 
 
@@ -61,7 +61,7 @@ def fault(name: str, text: str, fix: str, page: str = "") -> Check:
 @dataclass(frozen=True)
 class Balance:
     left_usd: Decimal
-    rate_usd_per_hour: Decimal  # total rate of everything that this account is renting, for all its users
+    rate_usd_per_hour: Decimal  # total hourly cost of everything that the account rents, for all its users
 
 
 @runtime_checkable

@@ -108,7 +108,7 @@ def check_unconfirmed(examined: Examined) -> list[Check]:
     try:
         lines = examined.home.ledger.unconfirmed()
     except HomingError:
-        return [skipped("ledger.ends", "The ledger cannot be read.")]  # `check_ledger` reports this with its fix
+        return [skipped("ledger.ends", "The ledger cannot be read.")]  # `check_ledger` reports the fault
     if lines:
         marks = ", ".join(line.mark for line in lines)
         text = f"No provider has confirmed that these are destroyed, so they may still be billing: {marks}."
@@ -117,7 +117,10 @@ def check_unconfirmed(examined: Examined) -> list[Check]:
 
 
 def check_guard(examined: Examined) -> list[Check]:
-    """Warn if an instance may be billing and no local guard is running. Not a fault: it has guards of its own."""
+    """Warn if an instance may be billing and no local guard is running.
+
+    This is not a fault, because the instance also runs guards of its own.
+    """
     try:
         open_ = examined.home.ledger.open_lines() if examined.home.has_ledger else []
     except HomingError:

@@ -25,7 +25,7 @@ from homing.world import HttpRequest, NetworkError
 __all__ = ["check_hub", "check_providers"]
 
 ANSWER_S = 45.0
-_DUMMY_OWNER = "000000"  # stands in for the owner id, because a check must not create one
+_DUMMY_OWNER = "000000"  # placeholder for the owner id, because a check must not create an owner id
 
 
 def check_providers(examined: Examined) -> list[Check]:

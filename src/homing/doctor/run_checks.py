@@ -129,7 +129,7 @@ def _check_folder_to_be(url: str, examined: Examined) -> list[Check]:
     return [ok("store.reached", f"{url} does not exist yet; {TO_BE_CREATED}."), probe]
 
 
-# All checks, in order. Each row has the text that the user sees while the check runs, and the function that checks.
+# All checks, in order. Each row contains the text that the user sees while the check runs, and the check function.
 CHECKS: list[tuple[str, Callable[[Examined], list[Check]]]] = [
     ("Python", check_python),
     ("packages", check_packages),

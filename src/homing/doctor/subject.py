@@ -41,7 +41,7 @@ class Examined:
     folder: Path  # the folder that contains .env and runs/
     run: Run | None = None
     run_text: str = ""  # the text of the run file, as the user wrote it
-    typed: str = ""  # the run as the user named it, for suggested commands; its file may have a different name
+    typed: str = ""  # the run name and options as the user typed them, for suggested commands
     run_error: HomingError | None = None  # why the run file could not be read
     is_prepared: bool = True
     named: tuple[str, ...] = ()  # providers named on the command line
@@ -58,7 +58,7 @@ class Examined:
 
     @property
     def is_needed(self) -> bool:
-        """True if the user named providers or a run. Only then is a provider that is not set up a fault."""
+        """True if the user named providers or a run. If not, a provider that is not set up is not a fault."""
         return bool(self.named) or self.run is not None
 
     @cached_property

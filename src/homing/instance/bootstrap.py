@@ -30,7 +30,7 @@ from homing.world import HttpRequest, NetworkError, World
 
 __all__ = ["StageFailed", "main", "run"]
 
-# file in the work folder that records the current stage, the number of starts per stage, and the problem if any
+# file in the work folder that records the current stage, the number of starts per stage, and any problem
 NOTE = "bootstrap.json"
 MAX_TRIES = 3
 INSTALL_S, PROBE_S = 1800.0, 60.0
@@ -205,7 +205,7 @@ def _older_cuda(spec: Bootstrap, world: World) -> str:
 def _runs(torch: str, older: str) -> bool:
     """Return True if this torch build can use the GPU with a driver for CUDA version `older`; "" allows every build.
 
-    A driver runs every build for its own major version of CUDA. A build for a newer major version cannot use the GPU.
+    A driver can run builds for its own major version of CUDA and for older versions, but not for a newer major version.
     """
     built_for = re.search(r"\+cu(\d\d)\d", torch)
     return not older or (built_for is not None and int(built_for.group(1)) <= _parts(older)[0])

@@ -1,7 +1,8 @@
 """Benchmarks a rented machine's GPUs: matmul, attention, copy and disk. Usage: python -m homing.lm.benchmark_gpu FOLDER
 
 Prints one line of JSON. The instance's bootstrap runs it in the trainer's environment, with a deadline, and rejects a
-machine whose figures are far below what its GPU model should reach; the first training steps show the real speed.
+machine whose figures are far below what its GPU model should reach. The real training speed is
+known only from the first training steps.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from homing.errors import RunFailed
 
 __all__ = ["measure"]
 
-_SECONDS = 1.0  # time spent on each measurement, over all GPUs, after one warm-up call per GPU
+_SECONDS = 1.0  # time per measurement, divided among the GPUs, after one warm-up call on each
 _DISK_BYTES = 64 << 20
 
 
@@ -82,7 +83,7 @@ def _measure_device(device: torch.device, size: int, seconds: float) -> _Figures
 
 
 def _time(call: Callable[[], object], seconds: float, device: torch.device) -> float:
-    """Return the mean seconds per call."""
+    """Return the mean duration of a call in seconds."""
     call()
     _wait(device)
     began, count = time.perf_counter(), 0
@@ -90,7 +91,7 @@ def _time(call: Callable[[], object], seconds: float, device: torch.device) -> f
         call()
         count += 1
         if count % 10 == 0:
-            _wait(device)  # wait for the GPU, because calls are asynchronous
+            _wait(device)  # wait for the GPU, because CUDA calls are asynchronous
     _wait(device)
     return (time.perf_counter() - began) / count
 

@@ -63,7 +63,7 @@ class Graphs:
         return graph.replay
 
     def forget(self) -> None:
-        """Free the memory pool. Call this only when no captured graph is left."""
+        """Free the memory pool. Call this only when no captured graph is in use any more."""
         self._pool = None  # torch frees an unused pool, so its handle must not be used again
         if gc.isenabled():  # skip the garbage collection, because a server calls this after every response
             torch.cuda.empty_cache()

@@ -70,7 +70,7 @@ def loaded_tokenizer(typed: str) -> Path | None:
     try:
         path = init_folder(typed) / file_names.TOKENIZER
     except HomingError:
-        return None  # resolving the phase reports the problem
+        return None  # the problem is reported when the phase is resolved
     return path if path.is_file() else None
 
 
@@ -90,7 +90,7 @@ def _model_in(trace: Trace, path: KeyPath, typed: str, folder: Path) -> Model | 
 
 
 def _differences(loaded: Model, model: Model) -> list[str]:
-    """Describe each field that differs, except fields that do not affect the weights, such as the context length."""
+    """Describe the fields in which the models differ, except those that do not affect weights, such as the context."""
     names = [field.name for field in dataclasses.fields(Model) if field.name not in _NOT_IN_WEIGHTS]
     return [
         f"{name} {getattr(loaded, name)} there, {getattr(model, name)} here"
@@ -126,7 +126,10 @@ def _check_tokenizer(trace: Trace, path: KeyPath, folder: Path, tokenizer: Path,
 
 
 def find_start(trace: Trace, first: int, name: str) -> str:
-    """Return the newest final checkpoint of a phase before `first`. Without one, record a mistake and return ""."""
+    """Return the newest final checkpoint of a phase before `first`.
+
+    If there is no such checkpoint, record a mistake and return "".
+    """
     phase = trace.file.phases[first]
     before = [earlier.kind for earlier in reversed(trace.file.phases[:first])]
     found = {kind: _finals(name, kind) for kind in before}

@@ -219,7 +219,7 @@ def _vocab_size(trace: Trace, inputs: _Inputs) -> int:
 
 
 def _existing_tokenizer(trace: Trace) -> tuple[str, int] | None:
-    """Return tokenizer.file and its number of entries; None if it is not set or cannot be used."""
+    """Return tokenizer.file and its vocabulary size; None if it is not set or cannot be used."""
     file = trace.file.tokenizer.file
     if not file:
         return None
@@ -321,7 +321,7 @@ def _prep_settings(trace: Trace, inputs: _Inputs, vocab_size: int) -> PrepSettin
     data, tokenizer, source = trace.file.data, trace.file.tokenizer, inputs.source
     existing = Path(tokenizer.file).expanduser() if tokenizer.file else _init_tokenizer(trace, inputs.numbers[0])
     if source is not None:
-        # The model may have more rows than its tokenizer has ids.
+        # The model may have more embedding rows than its tokenizer has ids.
         existing, vocab_size = source.metadata_dir / wire_names.TOKENIZER, source.tokenizer_size
     return PrepSettings(
         text=list(data.text),
@@ -351,8 +351,7 @@ def _is_prepared(trace: Trace, inputs: _Inputs, data: _AllData) -> bool:
 def _has_tokenizer(trace: Trace, data_dir: Path, tokenizer_sha256: str) -> bool:
     """Return True if the data folder has a tokenizer that the run can use.
 
-    `tokenizer_sha256`: hash of the open weights' tokenizer, with which the folder's tokenizer must be compared if no
-    text was tokenized; "" to skip the comparison.
+    `tokenizer_sha256`: the required hash (that of the open weights' tokenizer), or "" to accept any tokenizer.
     """
     path = data_dir / wire_names.TOKENIZER
     if not path.is_file():
@@ -386,7 +385,7 @@ def _resolve_phases(trace: Trace, inputs: _Inputs, model: Model, data: _AllData,
 
 
 def _start(trace: Trace, inputs: _Inputs, name: str) -> str:
-    """Return the earlier phase's checkpoint from which the first chosen phase starts; "" if it does not need one."""
+    """Return the checkpoint of an earlier phase that the first chosen phase starts from; "" if it needs none."""
     first = inputs.numbers[0]
     is_continued = first > 0 and not trace.file.phases[first].init_from
     return find_start(trace, first, name) if is_continued and not inputs.is_for_prep else ""

@@ -1,8 +1,8 @@
 """Resolve the sections that do not depend on the data: model, train, sample, limits, store and cloud.
 
 `model` gets its final shape from its own keys, or from open weights (`model.from`). Every invalid number is reported
-with the nearest valid ones. A run that starts from open weights has their shape, and its run file may not set the keys
-that they determine. In the other sections each key becomes one field of run.json. The `cloud` section holds the
+with the nearest valid ones. If a run starts from open weights, they determine its shape, and the run file may not set
+the keys for it. In the other sections, each key becomes one field of run.json. The `cloud` section contains the
 providers, the GPU and each provider's settings.
 """
 
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _OWN_CONTEXT = 1024
-# Default context with open weights: almost all current ones support this length, and it fits on most GPUs.
+# Default context for open weights: almost all current models support this length, and it fits on most GPUs.
 _CONTEXT = 2048
 _SET_BY_WEIGHTS = (
     "depth",
@@ -52,7 +52,7 @@ _SET_BY_WEIGHTS = (
     "rope_base",
 )
 CLOUDS = ("aws", "modal", "runpod", "shadeform")  # providers with their own section, cloud.NAME
-CONTAINER_CLOUDS = ("modal", "runpod")  # providers that start a container image, which cloud.image sets for all of them
+CONTAINER_CLOUDS = ("modal", "runpod")  # providers that start a container image; cloud.image applies to all of them
 PROVIDERS = ("aws", "fake", "local", "modal", "runpod", "shadeform", "ssh")
 
 
@@ -119,7 +119,7 @@ def _heads(trace: Trace, width: int, has_dial: bool, why: str) -> tuple[int, int
         size = max(2, width // num_heads)
         return num_heads, trace.take("model.head_size", size_path, size, "derived from model.width and model.heads")
     usual = HEAD_SIZE if has_dial else next((n for n in (64, 32, 16, 8, 4, 2) if width % n == 0), 2)
-    # If the user sets both depth and width, derive the heads from the width.
+    # If the usual head size does not divide the width (the user may set both depth and width), use a smaller size.
     if width % usual:
         usual = next((n for n in (64, 32, 16, 8, 4, 2) if width % n == 0), 2)
     head_size = trace.take("model.head_size", size_path, usual, why if has_dial else "derived from model.width")

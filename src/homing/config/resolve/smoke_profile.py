@@ -26,7 +26,7 @@ __all__ = ["PROFILE", "has_smoke_failed", "has_smoke_passed", "mark_smoke", "nee
 PROFILE = "smoke profile"
 _LAYERS, _HEADS, _HEAD_SIZE, _CONTEXT, _VOCAB = 4, 4, 32, 128, 2048
 _STEPS, _ROWS = 200, 16
-# Size of the text to prepare (several times what the steps read), and of the sample used to train the tokenizer.
+# Size of the text to prepare (several times as much as the steps read), and of the sample that trains the tokenizer.
 _TAKE_BYTES, _SAMPLE_BYTES = 20_000_000, 10_000_000
 
 _BIG_PARAMS = 300_000_000
@@ -121,7 +121,7 @@ def shrink(source: Source, run: Run, *, keeps_vocabulary: bool, take_bytes: int)
     for number in numbers:
         # A phase written as a dash without keys uses only defaults.
         source.data["phases"][number] = source.data["phases"][number] or {}
-        for name in ("tokens", "epochs", "init_from"):  # weights of the full model do not fit the small one
+        for name in ("tokens", "epochs", "init_from"):  # init_from: the full model's weights do not fit the small model
             source.data["phases"][number].pop(name, None)
     if isinstance(source.data.get("model"), dict):
         source.data["model"].pop("depth", None)

@@ -35,7 +35,7 @@ __all__ = ["NAME_PATTERN", "SHAPE", "RunFile", "Section"]
 
 SHAPE = ("layers", "width", "heads", "kv_heads", "head_size", "ffn_width")  # keys of `model` that `depth` replaces
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
-# Checks only the form of the address. `homing launch` checks that the store exists before it rents anything.
+# This checks only the format of the address. `homing launch` checks that the store exists before it rents anything.
 STORE_PATTERN = (
     r"^(file:/*[^/].*"
     r"|s3:(//)?[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?]*)?(\?.+)?"

@@ -178,7 +178,7 @@ def _compact_duration(seconds: float) -> str:
     return f"{seconds:g}s"
 
 
-# YOUR matches in upper case only, as in documentation, because a real bucket may be called your-models.
+# YOUR is matched only in upper case, as the documentation writes it, because a real bucket may be called your-models.
 _PLACEHOLDER = re.compile(r"\bYOUR[_-][A-Z0-9_-]*|<[^<>]*>|\bREPLACE_ME\b|\bCHANGE_?ME\b|\bTODO\b|\byourusername\b")
 
 

@@ -69,7 +69,7 @@ def _stage_before(adapter: Path) -> Stage:
 
 
 def _places(adapter: Path, before: Stage) -> Iterator[Path]:
-    """Yield the folders in which to look for the base weights, in order."""
+    """Yield the folders to search for the base weights, in order."""
     base_dir = str(_adapter_config(adapter).get("homing_base_dir", ""))
     if base_dir and adapter.parent.parent.name == file_names.CHECKPOINTS:
         yield (adapter.parents[2] / base_dir).resolve()

@@ -4,9 +4,10 @@
   bring_files       the files in the Hub's own cache, downloaded if missing
   init_folder       a checkpoint folder of a repository as a local folder in $HOMING_HOME/cache/checkpoints
 
-Each command queries the Hub once, however often it reads the run file. The contents of a commit never change, so they
-are cached in $HOMING_HOME/cache/hub, and a model given with its commit needs no request. Every error names the token
-that was used, masked. huggingface_hub does the network access and the caching.
+Each command queries the Hub only once, no matter how often it reads the run file. The contents of a commit never
+change, so they are cached in $HOMING_HOME/cache/hub, and a cached model that is specified with its commit needs no
+request. Every error names the token that was used, in masked form. huggingface_hub does the network access and the
+caching.
 
 A checkpoint's files are compared with the hashes in its manifest, if it has one. From then on, homing checks, hashes
 and sends the fetched folder like any other local folder.
@@ -38,7 +39,7 @@ __all__ = ["Listing", "bring_files", "init_folder", "list_repository"]
 _ENDPOINT = "https://huggingface.co"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _T = TypeVar("_T")
-_answers: dict[tuple[str, ...], Listing] = {}  # per process: request -> listing from the Hub or its cache
+_answers: dict[tuple[str, ...], Listing] = {}  # request -> the listing that this process got from the Hub or its cache
 
 
 @dataclass(frozen=True)

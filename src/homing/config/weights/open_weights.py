@@ -5,7 +5,7 @@
 
 Small files are read immediately; the weights are downloaded only by `bring`. The Hub is accessed through
 huggingface_hub. If the Hub does not respond, or HF_HUB_OFFLINE is set, its local cache is used and `Source.note` says
-so. No torch: the shape is computed from config.json.
+so. torch is not needed, because the shape is computed from config.json.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class Source:
 
     @property
     def hub_files(self) -> tuple[SourceFile, ...]:
-        """The weights that an instance can download from the Hub itself: all of them, or none.
+        """The weight files that an instance can download directly from the Hub: all of them, or none.
 
-        It can download them if the repository is public and the Hub reports a hash for every file.
+        An instance can download them if the repository is public and the Hub reports a hash for every file.
         """
         return self.weights if self.is_public and all(file.sha256 for file in self.weights) else ()
 
@@ -106,7 +106,7 @@ def read_source(text: str, *, base: Path | None = None) -> Source:
 
 
 def bring(source: Source) -> Path:
-    """Return a local folder with all files: the given one, or the Hub cache after downloading missing files."""
+    """Return a local folder that holds all files. If they come from the Hub, download any that are missing."""
     if not source.repo_id:
         return source.metadata_dir
     listing = Listing(source.repo_id, source.revision, {file.name: file.num_bytes for file in source.files}, {})

@@ -4,7 +4,7 @@
     if restarts fail      waits for a grace period, pushes everything trained so far, then ends billing
     close to the limit    ends billing, later than the agent would and earlier than a guard on the user's computer would
 
-The dead-man ends billing in the same way as the agent. It never stops trying: while it runs, the instance exists."""
+The dead-man ends billing as the agent does. It never stops trying, because while it runs, the instance exists."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOURCE = "dead-man"  # the `source` field of the dead-man's events, and the name
 PAUSES_S = (2.0, 15.0, 60.0)  # pause before each restart of the agent; if the last restart fails, the run has failed
 FORGET_S = 3600.0  # if the agent dies more than this long after its last restart, the restart count starts at 0 again
 GRACE_S = 60.0
-# Number of failed attempts to end billing before backoff starts. The first retries are fast, as the limit is near.
+# Number of failed attempts to end billing before backoff starts. Early retries are fast: the limit is near.
 QUICK_TRIES = 20
 # Seconds to wait after the provider accepts a request to end billing. If this process is still running, try again.
 AGAIN_S = 20.0
@@ -44,7 +44,7 @@ class DeadMan:
         self.limits = Limits(folder)
         self.tick_s = min(1.0, self.boot.heartbeat_s)
         self._alone_since = -1.0  # monotonic time when the agent was first found dead; negative while it is alive
-        # Number of restarts and boot-clock time of the last one, also saved to disk for a dead-man started later.
+        # Number of restarts, and boot-clock time of the last restart. Saved to disk for a dead-man that starts later.
         self._restarts = [*self._read_numbers(names.RESTARTS), 0.0, 0.0][:2]
 
     def run(self) -> None:

@@ -32,7 +32,7 @@ STATES = {names.EXIT_DONE: "done", names.EXIT_STOPPED: "stopped"}
 MAX_RESTARTS = 2
 PUSH_LIMIT_S = 86400.0  # time limit for the last push if the run has neither a spend limit nor a time limit
 BROKEN_PUSH_S = 30.0  # time limit for the last push after a failed bootstrap, when sync may not be installed
-GUARD_S, CONTROL_S = 10.0, 15.0  # seconds between checks of the dead-man, and between updates of control.json
+GUARD_S, CONTROL_S = 10.0, 15.0  # seconds between checks for a live dead-man, and between updates of control.json
 CONTROL_CHANGE_S = 2.0  # control.json is not rewritten if the landing time changed by less than this many seconds
 DEAD_MAN_START_S = 5.0
 
@@ -45,7 +45,7 @@ class Agent:
         self.tick_s = min(1.0, self.boot.heartbeat_s)
         self.state, self.problem, self.is_pushed, self.is_leaving = "booting", "", False, False
         self.stop_reason, self.stall, self.is_preempted, self.serial = "", "", False, 0
-        # True if another instance holds the run's lease; this instance must then push nothing more to the store
+        # True if another instance holds the run's lease; this instance must then not push anything else to the store
         self.is_superseded = False
         self.children: Dict[str, int] = {}  # role -> pid
         self.watchers: Dict[str, List[str]] = {}  # role -> command to run alongside the trainer
@@ -428,5 +428,5 @@ class Agent:
 
 
 def _is_open(outcome: Outcome) -> bool:
-    """Return True if, according to the outcome, the run stopped without a request and without a preemption."""
+    """Return True if the outcome says that the run stopped without a stop request and without a preemption."""
     return outcome.state == "stopped" and not outcome.is_final and not outcome.is_preempted

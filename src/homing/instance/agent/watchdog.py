@@ -99,9 +99,9 @@ class Limits:
         return allowed, f"time limit of {self.time_limit_s:g} s" if is_time else f"spend limit of ${self.spend_limit}"
 
     def left_s(self, share: float) -> float:
-        """Return the seconds until the guard with this share must act; negative if overdue, infinite without limits.
+        """Return the seconds until a guard must act: negative if it is overdue, infinite if there are no limits.
 
-        `share` is one of the constants in wire/guard_timing.py."""
+        `share` identifies the guard; it is one of the constants in wire/guard_timing.py, such as END."""
         allowed, _ = self.nearest()
         return allowed - reserve_s(share, allowed, self._boot.stop_grace_s) - self.elapsed_s()
 
@@ -144,9 +144,9 @@ class Watchdog(Limits):
         return f"{self._refusal} This has lasted {refused_s:.0f} s; limits.unsaved is {limit_s:g} s."
 
     def land_s(self) -> float:
-        """Return the seconds until the trainer must have everything on disk, so that the push completes before END.
+        """Return the seconds until the trainer must have everything on disk, so that the push ends before billing does.
 
-        The push time counts twice: the weights are pushed again as the model, and everything is read back to verify."""
+        The push time is doubled, because the weights are pushed again as the model, and every file is read back."""
         return min(self.left_s(LAND), self.left_s(END) - self._boot.home_s - 2 * self._push_s)
 
     def why_stalled(self) -> str:

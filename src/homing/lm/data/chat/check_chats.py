@@ -55,7 +55,7 @@ class FileReport:
     path: str
     side: str  # train | val
     form: str = ""
-    num_lines: int = 0  # non-blank ones
+    num_lines: int = 0  # not counting blank lines
     num_kept: int = 0  # number of conversations kept, including those that were cut
     num_cut: int = 0
     num_skipped: int = 0
@@ -73,7 +73,7 @@ class Kept:
 @dataclass
 class Doctor:
     renderer: Renderer | None = None
-    context: int = 0  # the model's context; 0 if unlimited
+    context: int = 0  # maximum context length of the model; 0 if there is no limit
     files: list[FileReport] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)

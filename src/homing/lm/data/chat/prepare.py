@@ -244,7 +244,7 @@ def _report(doctor: Doctor, manifest: DataManifest) -> dict[str, Any]:
 
 
 def _fit(doctor: Doctor, context: int) -> dict[str, Any]:
-    """Return the number of conversations that are too long, and the context in which a fraction MOST would fit."""
+    """Return how many conversations are too long, and the context length in which the fraction MOST would fit."""
     needed = sorted(length for lengths in doctor.lengths.values() for length in lengths)
     return {
         "num_conversations": len(needed),

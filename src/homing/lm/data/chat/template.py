@@ -82,7 +82,7 @@ class ChatTemplate:
 
     @property
     def sha256(self) -> str:
-        """A hash of the template's source and of the special tokens that it may use."""
+        """The hash of the template's source and the special tokens that it may use."""
         return hashlib.sha256(json.dumps([self.source, self.names], sort_keys=True).encode()).hexdigest()
 
     def render(

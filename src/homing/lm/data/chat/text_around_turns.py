@@ -92,7 +92,7 @@ def take_apart(renderer: Renderer, tokenizer: Tokenizer) -> Turns:
 
 
 def _is_right(turns: Turns, roles: tuple[str, ...], renderer: Renderer, tokenizer: Tokenizer) -> bool:
-    """Return whether the reassembled parts give the same ids as the template, tested on difficult texts."""
+    """Return True if reassembling the parts gives the same ids as the template for every difficult test text."""
     for shift in range(len(_TRIES)):
         said = _said([(role, _TRIES[(place + shift) % len(_TRIES)]) for place, role in enumerate(roles)])
         if list(in_turns(turns, tokenizer, said)) != renderer.prompt(said):

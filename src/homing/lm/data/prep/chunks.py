@@ -31,7 +31,7 @@ _MB = 1_000_000
 
 @dataclass(frozen=True)
 class Position:
-    """Where to resume: all sources before number `source` are done, and the first `document` documents of that one."""
+    """Where to resume: after all sources before index `source` and the first `document` documents of that source."""
 
     source: int = 0
     document: int = 0
@@ -50,7 +50,7 @@ class Chunk:
 
 
 class _Pace:
-    """Limits how much text is taken: the requested fraction of the total size of the files opened so far."""
+    """Limits how much text is read: the requested fraction of the total size of the files that have been opened."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._share = inputs.take_bytes / inputs.num_file_bytes if inputs.is_part else math.inf
@@ -58,7 +58,7 @@ class _Pace:
         self.taken_bytes = 0
 
     def begin_anew(self) -> None:
-        """Ignore any excess or shortfall of training text, so that it does not affect the amount of validation text."""
+        """Forget any excess or shortfall of training text, so that the amount of validation text is not affected."""
         self._allowed = float(self.taken_bytes)
 
     def open(self, source: Source) -> None:
@@ -127,7 +127,7 @@ def ahead(items: Iterator[T], depth: int = 4) -> Iterator[Iterator[T]]:
 
     An exception in the thread is raised again in the consumer. Leaving the context ends the thread.
     """
-    line: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(maxsize=depth)  # item, error, or None at the end
+    line: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(maxsize=depth)  # item, exception, or end (None)
     is_over = threading.Event()
 
     def put(next_: tuple[T] | BaseException | None) -> None:

@@ -32,15 +32,16 @@ AnyEncoder = Encoder | TheirEncoder
 # Number of bytes of text between two resume points (marks). It is small enough that a killed prep loses only seconds of
 # work, and large enough that syncing to disk takes little time.
 MARK_BYTES, SLOW_MARK_BYTES = 256_000_000, 16_000_000
-# Number of bytes of the user's text on which the encoder is verified at each start. Small, as `tokenizers` is slow.
+# At each start, the encoder is verified on this many bytes of the user's text. The number is small because the
+# `tokenizers` library, which encodes the same text for comparison, is slow.
 _PROOF_BYTES = 32_000
 # Consecutive documents that belong to the same split form a run. A chunk with up to this many runs is written run by
 # run. With more runs, it is faster to gather the documents of each split first.
 _MAX_RUNS = 64
 # Maximum number of chunks in progress: those being encoded (two at a time) and those waiting to be written.
 _NUM_UNDER_WAY = 3
-# Number of bytes to encode before free heap memory is returned to the operating system again, and before the first
-# time, which comes soon after loading.
+# Free heap memory is returned to the operating system after every _RELEASE_BYTES bytes encoded. The first time is
+# after only _FIRST_RELEASE_BYTES, soon after loading.
 _RELEASE_BYTES, _FIRST_RELEASE_BYTES = 32_000_000, 8_000_000
 
 
@@ -86,8 +87,8 @@ def encode_all(
             writing = shard_writer.submit(lambda: None)
             for chunk, is_val, (ids, starts) in _encoded(sided, encoder):
                 if chunk.documents:
-                    # Start after the first chunk, because the comparison begins with an import, which blocks all other
-                    # threads.
+                    # Start verifying the encoder after the first chunk, because this begins with an import, which
+                    # blocks all other threads.
                     proof = proof or encoder().prove(list(_few(chunk.documents)))
                     proof.check()
                     writing.result()
@@ -98,7 +99,7 @@ def encode_all(
                     shard_writer.submit(release_free_memory)
                 if marking.is_due(chunk.num_text_bytes):
                     writing.result()
-                    if proof is not None:  # a prep run that resumes here will not verify earlier text
+                    if proof is not None:  # if prep resumes here, it will not verify earlier text
                         proof.check(is_last=True)
                     position = {"source": chunk.after.source, "document": chunk.after.document}
                     states = {"train": train.mark(), "val": val.mark()}
@@ -115,7 +116,7 @@ def encode_all(
 
 
 class _Every:
-    """Counts bytes of text: `is_due` returns True after each `num_bytes`. The first time may come sooner."""
+    """Counts bytes of text. `is_due` returns True once every `num_bytes` bytes; `first` shortens the first interval."""
 
     def __init__(self, num_bytes: int, *, first: int | None = None) -> None:
         self._every, self._since = num_bytes, num_bytes - first if first is not None else 0

@@ -271,7 +271,7 @@ def _rule_by_tokens(job: _Job, scan: Scan, splits: dict[str, Split], encoder: Ca
 
 
 def _share_warning(manifest: DataManifest) -> str:
-    """Return a warning, or "" if the held-out fraction is right to within a percentage point."""
+    """Return a warning if the held-out fraction is off by more than one percentage point, else ""."""
     wanted, share = manifest.settings["val_fraction"], val_share(manifest.splits)
     if not wanted or not share or abs(share - wanted) <= _SHARE_WARN:
         return ""

@@ -85,7 +85,7 @@ class Inputs:
 
     @property
     def num_bytes(self) -> int:
-        """The expected number of bytes to read."""
+        """How many bytes of text prep is expected to read."""
         return self.take_bytes if self.is_part else self.num_file_bytes
 
     @property
@@ -200,7 +200,7 @@ def settings_of(order: PrepOrder, facts: Facts, inputs: Inputs) -> dict[str, Any
         "split": facts.split,
         "specials": facts.specials,
         "num_merges": facts.num_merges,
-        # Empty if the tokenizer is trained on this text.
+        # There is no hash if the tokenizer is trained on this text.
         "tokenizer_sha256": file_sha256(existing_tokenizer(order)) if order.tokenizer else "",
         "sample_bytes": 0 if order.tokenizer else order.sample_bytes,
         "shard_tokens": order.shard_tokens,

@@ -60,7 +60,7 @@ class Scanner:
         self._cuts = Cuts(unmarked_bytes_for(inputs.num_bytes), order.text_field)
         self._fraction = 0.0 if inputs.validation else order.val_fraction
         self._small = SmallCorpus(self._fraction)
-        # The split rule to use if there are many documents; `result` determines whether that is the case.
+        # The split rule to use if there are many documents. `result` determines whether there are.
         self.likely_rule = SplitRule(int(self._fraction * HASH_SPACE))
         self._sha256s: list[str] = []
         self._num_documents = self._num_val_documents = self._num_text_bytes = 0

@@ -6,9 +6,10 @@
     row:      | conversation 7      | conversation 2   | 9   |·|         segments 0 0 0 ... 1 1 1 ... 2 2 -1
               ids: all but the last token of each;  targets: all but the first, IGNORED where masked
 
-The rows are a pure function of (shards, seed, epoch), so the state of the data is one integer, the number of rows
-consumed. The number of rows in an epoch depends on lengths alone, so every epoch has the same number, unless a source
-has a fractional weight. The trainer uses this module, so it needs only numpy and no chat template.
+The rows are a pure function of (shards, seed, epoch), so the only state to save is one integer, the number of rows
+consumed. The number of rows in an epoch depends only on the lengths of the conversations, so every epoch has the same
+number, unless a source has a fractional weight. This module runs in the trainer, so it needs only numpy and no chat
+template.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
       ├─ row 0 ─┼─ row 1 ─┼─ ...                                            targets [rT+1, rT+T+1)
 
 Rows tile the stream: nothing is cropped, padded or lost, not even between epochs. A batch is a range of consecutive
-rows, so it is one contiguous range of the stream, whatever the micro-batch size. The state of the data is one integer,
-the number of rows consumed.
+rows, so it is one contiguous range of the stream, regardless of the micro-batch size. The only state to save is one
+integer, the number of rows consumed.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def dtype_for(vocab_size: int) -> str:
 
 @dataclass
 class _State:
-    shards: list[dict[str, Any]] = field(default_factory=list)  # closed ones
+    shards: list[dict[str, Any]] = field(default_factory=list)  # closed shards
     num_tokens: int = 0  # number of tokens in the open shard
     num_documents: int = 0
     num_text_bytes: int = 0  # number of text bytes in the split, over all shards

@@ -48,7 +48,7 @@ class Cuts:
     is_checked: bool = True  # whether to validate UTF-8; only the first pass needs to
     num_plain_files: int = 0
     num_marked_files: int = 0
-    files_cut: list[str] = field(default_factory=list)  # files with no markers, and too large for one document
+    files_cut: list[str] = field(default_factory=list)  # files without markers that are too large for one document
     windows_files: list[str] = field(default_factory=list)  # files with CRLF line endings
 
 
