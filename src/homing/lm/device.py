@@ -89,7 +89,7 @@ def _why_no_cuda() -> str:
 
 
 def pick_precision(wanted: str, device: torch.device) -> str:
-    """Resolve `auto | fp32 | bf16 | fp8` to the precision of matmuls; raises UsageError if unsupported."""
+    """Resolve `auto | fp32 | bf16 | fp8` to the precision of matmuls; raise UsageError if it is unsupported."""
     if wanted not in ("auto", "fp32", "bf16", "fp8"):
         raise UsageError(
             what=f"Unknown precision: {wanted!r}",
@@ -127,7 +127,7 @@ def has_fp8(device: torch.device) -> bool:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return one GPU's dense bf16 FLOP/s, or None for CPU, MPS and unknown GPUs, for which there is no MFU."""
+    """Return the peak dense bf16 FLOP/s of one GPU, or None for CPU, MPS and unknown GPUs (no MFU is computed)."""
     if device.type != "cuda":
         return None
     gpu = find_gpu(torch.cuda.get_device_name(device))

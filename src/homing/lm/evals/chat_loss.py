@@ -73,7 +73,7 @@ def measure_held_out(
     model: Decoder, tokenizer: Tokenizer, data_dir: Path, run_name: str, folder: Path,
     *, at_most: int = 0, notify: Callable[[str], None] = lambda done: None,
 ) -> Measured:  # fmt: skip
-    """Evaluate on the conversations that `homing prep` held out for a phase, which are read from the phase's shards."""
+    """Evaluate on the conversations that `homing prep` held out for a phase and stored in the phase's shards."""
     manifest = read_manifest(data_dir)
     if manifest.tokenizer_sha256 != file_sha256(folder / file_names.TOKENIZER):
         raise DataError(

@@ -7,7 +7,7 @@ The report answers two questions: how far apart are the models, and is the diffe
 The comparison is paired, because a hard question is hard for both models. This makes the difference far more precise
 than either figure. Accuracies are compared exactly, on the questions where the models differ. All other figures are
 compared by bootstrap, which resamples the same units for both models. A difference is more than noise if its 95%
-interval excludes 0. If two models are equally good, that still happens by chance for one figure in twenty.
+interval excludes 0. Even if two models are equally good, this happens by chance for one figure in twenty.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Difference", "as_markdown", "compare", "count_words", "format_score"
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between two models (B minus A) in one figure on one data set."""
+    """The difference between two models (B minus A) for one figure on one data set."""
 
     set_name: str
     score: str
@@ -42,7 +42,7 @@ class Difference:
 
 
 def compare(first: Measured, second: Measured, names: tuple[str, str], *, seed: int) -> list[Difference]:
-    """Compare two models in every comparable figure. Figures per token are not comparable between tokenizers."""
+    """Compare two models on every comparable figure. Figures per token are not comparable between tokenizers."""
     assert first.data_sha256 == second.data_sha256, "both models must be measured on the same data set"
     differences = []
     for a, b in zip(first.scores, second.scores, strict=True):

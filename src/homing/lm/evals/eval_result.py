@@ -130,7 +130,7 @@ class Score:
     is_more_better: bool = False
     by_tokenizer: bool = False  # True if the figure cannot be compared across tokenizers
     is_plain: bool = False  # whether the value of every unit is either 0 or 1
-    is_compared: bool = True  # False if comparing another figure leads to the same conclusion
+    is_compared: bool = True  # False if the comparison of another figure makes this one redundant
 
     @property
     def units(self) -> Floats:

@@ -60,7 +60,7 @@ class Asking:
     pass_at: tuple[int, ...] = ()  # values of k for which pass@k is reported; pass@1 is always reported
     num_samples: int = 0  # number of samples per question; 0 means the largest k in `pass_at`
     temperature: float | None = None  # None means 0 with one sample per question, and 0.8 with several
-    max_new_tokens: int | None = None  # None means NEW_TOKENS, or as many as the context has room for
+    max_new_tokens: int | None = None  # None means NEW_TOKENS, or fewer if the context has less room
     seed: int = 0
 
     @property
@@ -146,12 +146,13 @@ def measure_answers(
 def _new_tokens(asking: Asking, task: TaskFile, context: int, longest: int) -> tuple[int, list[str]]:
     """Return the maximum answer length, and notes about it.
 
-    The length is the requested one, else that of the task's rl phase, else what fits after the longest question.
+    This is the requested length or, failing that, the limit of the task's rl phase. Without either, it is the default,
+    reduced if the context does not have that much room after the longest question.
     """
     if asked := asking.max_new_tokens or task.answer_tokens:
         return asked, []
     fitting = context - longest
-    if fitting < context // _LEAST_OF:  # one long question must not shorten the answers to all others
+    if fitting < context // _LEAST_OF:  # otherwise, one very long question would shorten the answers to all questions
         fitting = max(1, context // 2)
     if fitting >= NEW_TOKENS:
         return NEW_TOKENS, []

@@ -105,7 +105,7 @@ def _take(coming: Iterator[Row], most: int) -> list[Row]:
 
 def _batches(order: list[int], rows: list[Row], most: int) -> Iterator[list[int]]:
     batch: list[int] = []
-    for number in order:  # sorted by length, so this row is the longest of its batch so far
+    for number in order:  # rows are sorted by length, so each row is at least as long as those already in the batch
         if batch and (len(batch) + 1) * len(rows[number].ids) > most:
             yield batch
             batch = []

@@ -59,9 +59,10 @@ def pair_row(tokenizer: Tokenizer, begin: str, end: str, *, context: int) -> Pai
 
 
 def _seamed(begin: str, end: str) -> tuple[str, str]:
-    """Return the two texts with the whitespace between them moved to the start of the second; add a space if none.
+    """Return both texts, with any whitespace between them moved to the start of the second.
 
-    The whitespace belongs there, because tokenizers attach a space to the next word.
+    If there is no whitespace between them, a space is added there. The reason for the move is that tokenizers attach a
+    space to the word after it.
     """
     if begin and not begin[-1].isspace() and not end[0].isspace():
         end = f" {end}"
@@ -70,7 +71,7 @@ def _seamed(begin: str, end: str) -> tuple[str, str]:
 
 
 def _check_ends(task: TaskFile, items: list[Choice], made: list[list[Pair]], context: int) -> None:
-    """Raise DataError if an end alone does not fit in the context: truncating it would make the comparison unfair."""
+    """Raise DataError if any end is too long for the context; truncating it would make the comparison unfair."""
     for item, pairs in zip(items, made, strict=True):
         if any(pair.row.is_target[0] for pair in pairs):
             raise DataError(

@@ -60,19 +60,19 @@ class TaskFile:
     form: str
     items: list[Item]
     sha256: str
-    answer_tokens: int = 0  # maximum answer length in the rl phase that the task is from; 0 if there is no such phase
+    answer_tokens: int = 0  # maximum answer length in the rl phase that the task comes from; 0 if there is none
 
     @property
     def asks_for_answers(self) -> bool:
-        """True if the model must generate answers, which is so for every form except choices and cloze.
+        """True if the model must generate answers: in every format except choices and cloze.
 
-        Each kind of rl task has its own form, because answers are graded differently for each.
+        Each kind of rl task has its own format, because the answers to each kind are graded differently.
         """
         return self.form not in ("choices", "cloze")
 
 
 def read_task(path: str, *, form: str = "", at_most: int = 0) -> TaskFile:
-    """Read a task file and return its first `at_most` items (0: all). Every line is checked, even if not returned.
+    """Read a task file and return its first `at_most` items (0: all). Every line is checked, even beyond those.
 
     If `form` is "", the first line determines the format of the file.
     """
@@ -168,7 +168,7 @@ def _gold(value: dict[str, Any], choices: list[str], labels: list[str]) -> int:
 
 
 def _gold_number(value: dict[str, Any], choices: list[str], labels: list[str]) -> int:
-    """Return the index of the right choice, which the line gives as a number from 0, a letter, or the choice's text."""
+    """Return the index of the right choice. The line can specify it by index, by letter or by the choice's text."""
     name = _one_of(value, _GOLD)
     given = value[name]
     if isinstance(given, str) and given.strip().isdecimal() and not labels and given not in choices:

@@ -47,7 +47,8 @@ def new_folder(out: Path, *, force: bool = False) -> Iterator[Path]:
 def _let_others_read(folder: Path) -> None:
     """Set the permissions of all files to 0644.
 
-    safetensors creates files that only the owner can read. A server that runs as a different user could not open them.
+    Otherwise, a server that runs as a different user could not open them, because safetensors creates files that only
+    their owner can read.
     """
     for path in folder.rglob("*"):
         if path.is_file():

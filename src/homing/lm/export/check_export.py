@@ -111,7 +111,7 @@ def prove(
     tokenizer, note = transformers.AutoTokenizer.from_pretrained(folder, **known), ""
     odd = _read_otherwise(opened, tokenizer)
     if odd and opened.model.shape.arch == "qwen2":
-        # transformers uses Qwen2's own digit split for every qwen2 folder, whatever its tokenizer.json says.
+        # transformers uses Qwen2's own digit split for every qwen2 folder and ignores the one in its tokenizer.json.
         tokenizer, note = transformers.PreTrainedTokenizerFast.from_pretrained(folder, **known), QWEN2_NOTE
         odd = _read_otherwise(opened, tokenizer)
     if odd:
@@ -161,9 +161,9 @@ def _open(folder: Path) -> Any:
 
 
 def _compare_chats(opened: Opened, tokenizer: Any) -> int:
-    """Compare the ids from homing and from transformers for random chats; return how many chats have equal ids.
+    """Encode random chats with homing and with transformers; return the number of chats for which the ids are equal.
 
-    If one of the two rejects a chat because of its template, the other must reject it too.
+    If the chat template raises an error for a chat in one of the two, it must also raise one in the other.
     """
     if opened.template is None:
         return 0
@@ -177,7 +177,7 @@ def _compare_chats(opened: Opened, tokenizer: Any) -> int:
         except Fault:
             examples = []
         upstream = _their_ids(tokenizer, messages)
-        # If the template rewrites earlier turns, there is one example per answer, and the last one contains all turns.
+        # If the template rewrites earlier turns, there is one example per answer, and the last example has all turns.
         ours = [int(i) for i in examples[-1].ids] if examples else None
         if ours != upstream:
             raise _failed("chats", f"the ids differ for the chat that begins with {messages[0]['content'][:40]!r}.")

@@ -36,7 +36,7 @@ class Order:
     facts: Facts
     dtype: str = ""  # dtype of an hf or merged export; "" keeps the dtype of the stored weights
     gguf_type: str = "f16"
-    base: Path | None = None  # base weights of the adapter, if its checkpoint does not record them
+    base: Path | None = None  # folder of the adapter's base weights; needed only if its checkpoint does not record one
     force: bool = False
 
 
@@ -53,7 +53,7 @@ class Made:
 def export(order: Order, notify: Notify = lambda text: None) -> Made:
     if order.kind not in KINDS:
         raise UsageError(f"Unknown export format: {order.kind!r}", f"Known formats: {', '.join(KINDS)}.", "Use --to hf")
-    # Create the folder first, so that the command fails at once if --out already exists, instead of after loading.
+    # Create the folder first, so that if --out already exists, the command fails before it loads the model.
     with new_folder(order.out, force=order.force) as temporary:
         notify(f"opening {order.folder}")
         opened = open_for_export(order.folder, base=order.base, is_adapter_kept=order.kind in ("adapter", "merged"))

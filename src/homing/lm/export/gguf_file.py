@@ -9,7 +9,7 @@ file is read back and compared.
 
 `modelfile` returns the text of the Modelfile that `ollama create` reads. Ollama's templates are in Go, not Jinja.
 Two Jinja templates are recognized by their output and translated: ChatML, with or without a begin-of-text token, and
-Llama 3's. For any other template, the Modelfile contains none, because Ollama derives one from the GGUF.
+Llama 3's. For any other template, the Modelfile contains no template, because Ollama derives one from the GGUF.
 """
 
 from __future__ import annotations
@@ -216,7 +216,8 @@ _PROBE = [
     {"role": "assistant", "content": "A"},
     {"role": "user", "content": "V"},
 ]
-# The output of each known template for _PROBE, and the same template in Go. The tokenizer adds the begin-of-text token.
+# For each known template, its output for _PROBE, and the same template in Go. Neither includes the begin-of-text token,
+# because the tokenizer adds it.
 _CHATML = (
     "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n"
     "<|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n"
@@ -237,7 +238,7 @@ def modelfile(opened: Opened, gguf_name: str) -> str:
     by_id = {number: name for name, number in opened.tokenizer.specials.items()}
     lines += [f"PARAMETER stop {json.dumps(by_id[number])}" for number in opened.end_ids() if number in by_id]
     if not opened.is_chat:
-        # A base model is prompted with the beginning of a text.
+        # A base model continues a text, so its prompt is used unchanged.
         return "\n".join([*lines, 'TEMPLATE """{{ .Prompt }}"""', ""])
     template = _in_go(opened)
     if template is None:

@@ -59,7 +59,7 @@ def write_hf(opened: Opened, folder: Path, dtype: torch.dtype) -> None:
 
 
 def _generation(opened: Opened, ends: list[int]) -> dict[str, Any]:
-    """Return the initial weights' generation config, or else a new one, with `ends` as its eos ids."""
+    """Return the initial weights' generation config, or a new one if they have none, with `ends` as the eos ids."""
     if opened.generation:
         upstream = opened.generation.get("eos_token_id")
         is_same = ends == (upstream if isinstance(upstream, list) else [upstream])
@@ -74,7 +74,7 @@ def write_tokenizer(opened: Opened, folder: Path) -> None:
     """Copy tokenizer.json unchanged, and write the files next to it, including the chat template."""
     shutil.copyfile(opened.folder / file_names.TOKENIZER, folder / file_names.TOKENIZER)
     config = {**_own_tokens(opened), **opened.tokenizer_config}
-    # Put the template into tokenizer_config.json too, for older software. A list of named templates is kept.
+    # Put the template into tokenizer_config.json too, for older software, unless that has a list of named templates.
     if opened.template is not None and not isinstance(config.get("chat_template"), list):
         config["chat_template"] = opened.template.source
     if opened.is_chat:

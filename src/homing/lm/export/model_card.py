@@ -19,7 +19,7 @@ from homing.wire.run_json import Phase, Run
 
 __all__ = ["LISTED", "Facts", "write_card"]
 
-# The license names that the Hub lists. The Hub rejects a card with any other license name unless it says `other`.
+# The license names on the Hub's list. The Hub rejects a card with any other name, except `other`.
 LISTED = frozenset(
     (
         *(
@@ -55,7 +55,7 @@ LISTED = frozenset(
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts that the caller supplies, because the weights do not contain them. A fact is "" if unknown."""
+    """Facts that the caller supplies, because the weights do not contain them. "" means unknown."""
 
     name: str
     licence: str = ""  # an SPDX name from the Hub's list
@@ -139,7 +139,7 @@ def _making(run: Run | None, manifest: CheckpointManifest | None) -> list[str]:
     for phase in run.phases:
         table.append(_phase_row(phase))
         if manifest is not None and phase.kind == manifest.phase:
-            break  # these weights were not trained in the later phases of the run
+            break  # omit later phases, because these weights were saved before them
     return ["\n".join(lines), "\n".join(table)]
 
 

@@ -59,8 +59,8 @@ class Opened:
     def was_taught_turns(self) -> bool:
         """True if the last phase trained the model on chat turns, so that users of the export need the template.
 
-        A phase of kind rl uses turns if there is a template or the tokenizer has the ChatML markers. Otherwise its
-        prompts are plain ids.
+        In an rl phase, prompts are formatted as chat turns if there is a template or the tokenizer has the ChatML
+        markers. Otherwise prompts are plain ids.
         """
         phases = self.card.run.phases if self.card.run is not None else []
         of_chat = [phase.kind for phase in phases if phase.data is not None and phase.data.kind == "chat"]

@@ -70,7 +70,10 @@ def _frozen_base(folder: Path, run: Run, device: torch.device) -> tuple[Decoder,
 
 
 def read_base_record(checkpoint: Path) -> tuple[str, str]:
-    """Read adapter_config.json; return the base's hash and its folder relative to the run directory ("" if unknown)."""
+    """Return the hash and folder of the base, as recorded in adapter_config.json ("" if unknown).
+
+    The folder is relative to the run directory.
+    """
     try:
         config = json.loads((checkpoint / file_names.ADAPTER_CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

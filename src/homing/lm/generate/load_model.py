@@ -117,7 +117,10 @@ def read_card(folder: Path) -> Card:
 
 
 def _export_record(folder: Path) -> dict[str, Any]:
-    """Return the record of a homing export, or {}. Only the record says whether the model was trained on chat."""
+    """Return the record of a homing export, or {} if the folder has none.
+
+    No other file of an export states whether the model was trained on chats.
+    """
     try:
         record = json.loads((folder / EXPORT).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -203,7 +206,7 @@ def verify_files(folder: Path, card: Card) -> None:
 
 def _check_vocabulary(card: Card, tokenizer: Tokenizer) -> None:
     path = card.folder / file_names.TOKENIZER
-    # Open weights may have more embedding rows than their tokenizer has ids, but homing's own never do.
+    # Open weights may have more embedding rows than their tokenizer has ids. Weights trained by homing never do.
     is_foreign = card.run is None or card.run.base is not None
     has_spare_rows = is_foreign and tokenizer.vocab_size < card.shape.vocab_size
     if tokenizer.vocab_size != card.shape.vocab_size and not has_spare_rows:

@@ -27,7 +27,7 @@ def is_recomputed(number: int, every: int) -> bool:
 
 
 def recomputed(run: Callable[..., Any], number: int, every: int) -> Callable[..., Any]:
-    """Return `run`, wrapped so that it is recomputed in the backward pass if block `number` keeps no activations."""
+    """Return `run`; if block `number` is to be recomputed, wrap it so that the backward pass runs it a second time."""
     if not is_recomputed(number, every):
         return run
     return functools.partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)

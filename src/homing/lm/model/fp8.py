@@ -27,7 +27,7 @@ _FINE, _WIDE = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def takes_fp8(num_in: int, num_out: int) -> bool:
-    """Return whether FP8 can run a matmul of these sizes (multiples of 16) and is faster (they are large enough)."""
+    """Return whether a matmul with these dimensions is possible in FP8, and large enough to be faster."""
     return min(num_in, num_out) >= _LEAST_SIZE and num_in % _MULTIPLE == 0 and num_out % _MULTIPLE == 0
 
 

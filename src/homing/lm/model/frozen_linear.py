@@ -67,7 +67,7 @@ class FrozenWeight(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenWeight:
-        """Forget the joined tensor if this weight has moved, because the weight is then no longer a slice of it."""
+        """Discard the joined tensor if this weight was moved in memory and is therefore no longer a slice of it."""
         before = [tensor.data_ptr() for tensor in self.tensors()]
         super()._apply(fn, recurse)
         if before != [tensor.data_ptr() for tensor in self.tensors()]:
@@ -149,7 +149,7 @@ class FrozenLinear(nn.Module):
 
 @dataclass(frozen=True)
 class _Plan:
-    """The arguments of a matrix product, apart from its tensors."""
+    """The arguments of a matrix product that are not tensors."""
 
     widths: tuple[int, ...]  # number of outputs of each layer
     has_adapter: tuple[bool, ...]

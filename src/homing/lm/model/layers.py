@@ -6,7 +6,7 @@ Master weights stay fp32. A matmul is computed in the dtype of its input, so cas
 precision of the whole model; there is no autocast.
 
 For training on a CPU, RMSNorm and RoPE have hand-written gradients: memory traffic dominates there, and autograd's
-version causes twice as much of it. Other devices and the compiler use autograd. Tests compare the two.
+gradients cause twice as much traffic. Other devices and the compiler use autograd. Tests compare the two.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def joined(x: Tensor, *layers: Linear | FrozenLinear) -> Tensor:
 def _side_by_side(x: Tensor, layers: Sequence[Linear]) -> Tensor:
     """Compute the result of `joined` without gradients: one matmul per layer, each writing its columns of the result.
 
-    The weights are not concatenated first: that would read and write all of them, while the matmul for a single new
-    token only reads them, once.
+    The weights are not concatenated first. Concatenating would read and write all of them, whereas the matmuls for a
+    single new token only need to read each weight once.
     """
     x_ND, widths = x.reshape(-1, x.shape[-1]), [len(layer.weight) for layer in layers]
     y_NF = x.new_empty(len(x_ND), sum(widths))
@@ -108,7 +108,7 @@ def look_up(ids_BT: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """Computes x / rms(x) * weight, with the mean square in fp32, as squares in bf16 would lose too many digits."""
+    """Computes x / rms(x) * weight, with the mean square in fp32, because bf16 is too imprecise for it."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Rope(nn.Module):
         self.register_buffer("sin", angle_TK2.sin().float(), persistent=False)
 
     def at(self, positions: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of these positions, broadcastable to (B, H, T, K/2). All layers share them."""
+        """Return cos and sin for these positions, broadcastable to (B, H, T, K/2). All layers use the same values."""
         cos, sin = self.cos[positions], self.sin[positions]
         return (cos, sin) if cos.dim() == 2 else (cos.unsqueeze(1), sin.unsqueeze(1))
 
@@ -187,9 +187,9 @@ class SwiGLU(nn.Module):
 
 
 def has_manual_backward(x: Tensor) -> bool:
-    """Return whether to use the hand-written gradients: only for training on a CPU in fp32 without a compiler.
+    """Return whether to use the hand-written gradients, as in fp32 training on a CPU without the compiler.
 
-    The compiler makes them unnecessary, because the code that it generates avoids the extra memory traffic anyway.
+    With the compiler they are unnecessary, because the code it generates avoids the extra memory traffic anyway.
     """
     is_plain = x.device.type == "cpu" and x.dtype == torch.float32 and torch.is_grad_enabled()
     return is_plain and not torch.compiler.is_compiling()

@@ -88,7 +88,7 @@ _READ_THE_SAME = (("q", "k", "v"), ("gate", "up"))
 
 
 def storage_for(method: str, precision: str) -> str:
-    """Return the storage format of frozen weights: NF4 for qlora, else the compute dtype, which avoids casts."""
+    """Return the storage format of frozen weights: NF4 for qlora, else the compute dtype, to avoid casts."""
     if method == "qlora":
         return "nf4"
     return "fp32" if precision == "fp32" else "bf16"
@@ -155,7 +155,7 @@ def check_base(found_sha256: str, base_sha256: str) -> None:
 def merged_sha256(base_sha256: str, settings: Lora, adapter: Mapping[str, Tensor]) -> str:
     """Return a hash that identifies base weights with an adapter merged into them.
 
-    The hash is computed from the inputs of the merge, because its result may differ in the last bits between machines.
+    The hash is computed from the inputs of the merge, because the merged weights may differ slightly between machines.
     """
     listed = [f"{name} {_tensor_sha256(adapter[name])}" for name in sorted(adapter)]
     how = replace(settings, dropout=0.0, targets=_expand(settings.targets))

@@ -94,8 +94,8 @@ class _PiecewiseLoss(torch.autograd.Function):
         vocab_size: int,
         softcap: float,
     ) -> Tensor:
-        # With adapters, the head is frozen. Skipping its gradient saves as much memory as the head takes, and a third
-        # of the work.
+        # With adapters, the head is frozen. Skipping its gradient saves an amount of memory equal to the size of the
+        # head, and a third of the work.
         has_dhead = ctx.needs_input_grad[1]
         loss, dh_ND, dhead_PD = _loss_and_gradients(
             h_ND, head_PD, targets_N, count, weights_N, vocab_size, softcap, has_dhead
@@ -192,7 +192,7 @@ def _differentiate_by_kernel(
 
 
 def _add_product(sum_PD: Tensor, left_Pn: Tensor, right_nD: Tensor) -> None:
-    """Add left @ right to the sum in fp32, even if both are bf16: CUDA matmuls can output a wider dtype."""
+    """Add left @ right to `sum_PD` in fp32. Even if both factors are bf16, CUDA matmuls can output fp32."""
     if sum_PD.is_cuda and left_Pn.dtype != torch.float32:
         torch.addmm(sum_PD, left_Pn, right_nD, out_dtype=torch.float32, out=sum_PD)
     elif left_Pn.dtype == torch.float32:

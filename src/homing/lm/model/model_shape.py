@@ -1,6 +1,6 @@
 """The shape of a model: validation, parameter counts, and conversion to and from Hugging Face's config.json.
 
-    check_shape(model)        report every invalid value at once, before any tensor is created
+    check_shape(model)        report all invalid values together, before any tensor is created
     count_params(model)       part -> number of parameters, by arithmetic; must agree with the decoder's own count
     config_json(model)        wire Model  -> Hugging Face config.json (`homing.hf_config`)
     shape_from_config(config) Hugging Face config.json -> wire Model

@@ -2,9 +2,10 @@
 
     segments (B, T)  ->  start of each segment  ->  positions that restart there, and a mask that hides earlier segments
 
-A segment is a run of equal numbers in a row; -1 is padding, which attends only to padding and which no segment attends
-to. The mask is created once and used by every layer: either a boolean mask, which any attention kernel can read, or
-FlexAttention's block mask, which skips blocks in which nothing is visible (docs/development/engine.md, attention).
+A segment is a run of equal numbers in a row. The number -1 marks padding: it attends only to padding, and no segment
+attends to it. The mask is created once and used by every layer: either a boolean mask, which any attention kernel can
+read, or FlexAttention's block mask, which skips blocks in which nothing is visible (docs/development/engine.md,
+attention).
 
 Shapes: B batch, T positions, N blocks of positions.
 """
@@ -59,7 +60,7 @@ def _flex() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     if "flex" not in _compiled:
-        # Without compilation, FlexAttention would keep all scores in memory. Inside a compiled block, it is inlined.
+        # Compile FlexAttention, because it would otherwise keep all scores in memory. A compiled block inlines it.
         _compiled["flex"] = torch.compile(flex_attention, dynamic=False)
     return _compiled["flex"]
 

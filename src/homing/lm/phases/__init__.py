@@ -43,7 +43,7 @@ class PhaseWork(Protocol):
     ) -> Batches:
         """Return this rank's part of each step's batch, starting at row `first_row`.
 
-        `first_row` is all that resuming needs: the data has no other state.
+        Resuming needs only this row number, because the data has no other state.
         """
         ...
 
@@ -52,7 +52,7 @@ class PhaseWork(Protocol):
 
 @runtime_checkable
 class Remembers(Protocol):
-    """The interface of a phase that must store more in a checkpoint than the number of rows consumed."""
+    """The interface of phases whose checkpoints must contain more than the number of rows consumed."""
 
     def keep_start(self, model: Decoder) -> None:
         """Record the phase's initial weights. Also called on resume, before the checkpoint's weights are loaded."""

@@ -29,7 +29,7 @@ __all__ = ["Chat"]
 _EVAL_TOKENS_AT_A_TIME = {"cuda": 32768, "mps": 8192, "cpu": 4096}
 _REPORT_EVERY_S = 20.0
 # Rows are packed with the longest conversations first, so evaluating only the first rows would be biased. Therefore
-# the validation rows are shuffled too, with this fixed seed.
+# the order of the validation rows, like that of the training rows, is random, with this fixed seed.
 _VAL_SEED = 0
 
 

@@ -67,7 +67,7 @@ class Reinforce:
         self.can_evaluate = bool(self.held_out)
         self.start: Decoder | None = None  # the model with its initial weights, if all weights are trained
         self.start_adapters: dict[str, Adapter | None] = {}  # the initial adapters, if the base weights are frozen
-        self.experience: Experience | None = None  # the current rollout, if the next update uses it again
+        self.experience: Experience | None = None  # the current rollout, if the next update will reuse it
         self.notices: list[tuple[str, str]] = []
         self._sampler: Sampler | None = None
 
@@ -172,7 +172,7 @@ class Reinforce:
         return np.stack([draws(self.rl.max_new_tokens, *name) for name in rows])
 
     def _held_out(self) -> list[tuple[int, Question]]:
-        """Return held-out questions in proportion to the task weights, with at least one per task if it has any."""
+        """Return held-out questions in proportion to the task weights, but at least one from each task that has any."""
         total = sum(task.weight for task in self.rl.tasks)
         counts = [max(1, round(self.rl.eval_prompts * task.weight / total)) for task in self.rl.tasks]
         return [
@@ -288,7 +288,7 @@ class RlBatches:
         return replace(experience, num_targets=self._summed(experience.num_targets)), figures
 
     def _kept(self, number: int) -> Experience:
-        """Return the rollout that the previous update used, which may have been loaded from the checkpoint."""
+        """Return the rollout of the previous update, which may come from the checkpoint."""
         kept = self._work.experience
         if kept is None or kept.number != number:
             raise IntegrityError(

@@ -68,7 +68,8 @@ def _value(node: ast.AST) -> float:
 
 
 def _bounded(value: float) -> float:
-    # In Python, the root of a negative number is complex. The limit on the value also limits nested powers.
+    # A complex value is possible because Python returns one for the square root of a negative number. Limiting every
+    # intermediate value also prevents nested powers from taking long to compute.
     if isinstance(value, complex) or not math.isfinite(value) or abs(value) > _LARGEST:
         raise ValueError("the result is too large or not a real number")
     return value
@@ -93,14 +94,14 @@ class Calculator:
         self.call_id, self.end_id, self._open_id, self._close_id = (tokenizer.specials[name] for name in TOOL_TOKENS)
         self._turn_start, self._turn_end = (tokenizer.specials.get(name, -1) for name in (IM_START, IM_END))
         self._tokenizer = tokenizer
-        self.call_ends = np.array([self.end_id, self._turn_end])  # a result may have to follow these tokens
+        self.call_ends = np.array([self.end_id, self._turn_end])  # the tokens that can end a calculator call
 
     @staticmethod
     def fits(tokenizer: Tokenizer) -> bool:
         return all(name in tokenizer.specials for name in TOOL_TOKENS)
 
     def answer(self, ids: Sequence[int]) -> list[int]:
-        """Return the tokens to insert after the model's output so far; [] unless it ends with a calculator call."""
+        """Return the tokens to insert after the model's output if that ends with a calculator call, else []."""
         written = list(ids)
         is_turn = len(written) > 1 and written[-1] == self._turn_end
         at = len(written) - (2 if is_turn else 1)
@@ -121,7 +122,7 @@ class Calculator:
 
 
 def _expression_of(call: str) -> str | None:
-    """Return the only argument of a call, whatever the argument's name, or None if it is not a single string."""
+    """Return the argument of a call, regardless of its name, or None unless there is exactly one and it is a string."""
     try:
         arguments = json.loads(call)["arguments"]
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments

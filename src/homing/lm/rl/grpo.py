@@ -42,7 +42,10 @@ _EPS = 1e-6
 
 
 def advantages(rewards: Sequence[float | None], group_size: int, *, is_divided: bool) -> list[float]:
-    """Return the advantage of every sample within its group. Samples without a reward get 0 and do not count."""
+    """Return the advantage of every sample within its group.
+
+    The advantage of a sample without a reward is 0, and the group's mean and deviation exclude it.
+    """
     made: list[float] = []
     for start in range(0, len(rewards), group_size):
         group = rewards[start : start + group_size]
@@ -93,9 +96,9 @@ def token_weights(
 
 # -- samples as training rows ------------------------------------------------------------------------------------------
 
-# Minimum length of a padded row, by device type. On these devices rows are padded to one of a few lengths, because each
-# length is compiled separately: this minimum times a power of two, or the midpoint between two such lengths. So padding
-# adds at most half. On other devices all rows are as long as the longest sample.
+# Minimum length of a padded row, by device type. On these devices each row length is compiled separately, so rows are
+# padded to one of a few lengths: the minimum times a power of two or, above twice the minimum, the midpoint between two
+# such lengths. There, padding adds at most half. On other devices all rows are as long as the longest sample.
 _SHORTEST = {"cuda": 128}
 _TOKENS_AT_A_TIME = {"cuda": 65536, "mps": 16384}
 

@@ -29,8 +29,8 @@ from homing.units import format_bytes
 __all__ = ["BLOCK_BYTES", "FREE_BYTES", "MOST_TIMES", "Reading", "check_unpacked", "is_bomb", "open_blocks"]
 
 BLOCK_BYTES = 1 << 20
-# How much of a compressed file to read at a time. Even this much can decompress to several blocks of text; with more,
-# the position in the file would be too inaccurate to sample evenly.
+# Number of bytes of a compressed file to read at a time. Even this many can decompress to several blocks of text. If
+# the number were larger, the position in the file would be too inaccurate for even sampling.
 _PACKED_BYTES = 1 << 16
 _BYTE_ORDER_MARKS = (
     (b"\xff\xfe\x00\x00", "utf-32"),
@@ -41,7 +41,7 @@ _BYTE_ORDER_MARKS = (
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPABLE = 0x184D2A50  # the first of 16 consecutive magic numbers of skippable frames
 _ZSTD_BLOCK_BYTES = 128 << 10  # maximum size of a decompressed zstd block
-_ZSTD_BLOCKS = 4096  # maximum number of zstd blocks to read at once, because blocks may be empty
+_ZSTD_BLOCKS = 4096  # maximum number of zstd blocks per read, needed because blocks may be empty
 
 
 class Reading(io.RawIOBase):
@@ -116,8 +116,8 @@ class _Zstd(io.RawIOBase):
     """Decompresses zstd frame by frame, a few blocks at a time.
 
     The stream reader of the zstandard package accepts a truncated file as complete, and its frame object decompresses
-    all its input at once, although 16 KB can decompress to 512 MB. So this class itself finds the boundaries of blocks,
-    from their 3-byte headers.
+    all its input at once, although 16 KB can decompress to 512 MB. Therefore this class finds the block boundaries
+    itself, by reading the 3-byte block headers.
     """
 
     def __init__(self, reading: Reading) -> None:
@@ -172,7 +172,7 @@ class _Zstd(io.RawIOBase):
         return b""
 
     def _blocks(self) -> tuple[bytes, bool]:
-        """Return blocks that decompress to at most about BLOCK_BYTES, and whether they end the frame."""
+        """Return blocks that decompress to about BLOCK_BYTES at most, and whether the last of them ends the frame."""
         parts, num_bytes, is_last = list[bytes](), 0, False
         while num_bytes < BLOCK_BYTES and len(parts) < _ZSTD_BLOCKS and not is_last:
             header = self._exactly(3)

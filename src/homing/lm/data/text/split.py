@@ -47,7 +47,7 @@ class SplitRule:
     passage_bytes: int = 0  # documents are cut into passages of 1 to 2 times this size; 0 keeps them whole
 
     def parts_of(self, document: bytes) -> Iterator[tuple[bytes, bool]]:
-        """Cut a document into passages, join neighbors of the same split, and yield each part with its val flag."""
+        """Cut a document into passages, join adjacent ones in the same split, and yield (text, is it in val?)."""
         sided = [(part, document_hash(part) < self.threshold) for part in cut(document, self.passage_bytes)]
         for is_val, parts in groupby(sided, key=lambda one: one[1]):
             yield b"".join(part for part, _ in parts), is_val
@@ -84,7 +84,7 @@ class Choice:
 
 
 def choose(val_fraction: float, hashes: array[int], sizes: array[int] | array[float]) -> Choice:
-    """Return the threshold for which the size of val is closest to the fraction and neither split is empty."""
+    """Return the threshold that brings val closest to the requested fraction without leaving either split empty."""
     by_hash: dict[int, float] = {}
     for value, size in zip(hashes, sizes, strict=True):
         by_hash[value] = by_hash.get(value, 0) + size
@@ -101,7 +101,7 @@ def choose(val_fraction: float, hashes: array[int], sizes: array[int] | array[fl
 
 
 class Passages:
-    """Collects hashes and sizes of whole documents, and of the passages into which several sizes would cut them."""
+    """Collects hashes and sizes of whole documents, and of their passages for each of several passage sizes."""
 
     def __init__(self, val_fraction: float, num_text_bytes: int) -> None:
         largest = min(int(val_fraction * num_text_bytes / _PASSAGES_WANTED), MAX_DOCUMENT_BYTES // 2)
@@ -121,9 +121,9 @@ class Passages:
                 sizes.append(num_tokens * len(part) / len(document))
 
     def best_rule(self) -> SplitRule:
-        """Try whole documents, then shorter and shorter passages; return the first rule that is close enough.
+        """Try whole documents, then shorter and shorter passages; return the first rule with an acceptable val split.
 
-        If no rule is close enough, return the closest one.
+        If no rule brings val close enough to the requested fraction, return the rule that comes closest.
         """
         nearest, miss = SplitRule(0), math.inf
         for passage_bytes, (hashes, sizes) in self._levels.items():

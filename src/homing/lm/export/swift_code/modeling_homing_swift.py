@@ -44,7 +44,7 @@ class SwiftAttention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
         self.o_proj = nn.Linear(q_width, config.hidden_size, bias=False)
-        # Every other layer has value embeddings, and the last layer is one of these.
+        # Every second layer has value embeddings, counted so that the last layer has them.
         self.has_values = layer % 2 == (config.num_hidden_layers - 1) % 2
         if self.has_values:
             self.value_embed = nn.Embedding(config.vocab_size, kv_width)
@@ -141,7 +141,7 @@ class HomingSwiftForCausalLM(PreTrainedModel, GenerationMixin):
         return self.lm_head
 
     def _init_weights(self, module):
-        """Do nothing, because transformers only loads existing weights. homing initializes new models."""
+        """Do nothing: only homing initializes new models, and transformers loads the weights of existing ones."""
 
     def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **kwargs):
         return {"input_ids": input_ids, "attention_mask": attention_mask}

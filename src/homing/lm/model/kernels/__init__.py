@@ -1,5 +1,5 @@
-"""Triton kernels for CUDA, which are not imported without CUDA.
+"""Triton kernels for CUDA. They are not imported on other devices.
 
-Each has an equivalent in plain torch next to its caller, which is used everywhere else. Tests marked `gpu` compare the
-two.
+Each kernel has an equivalent in plain torch next to its caller, for use on other devices. Tests marked `gpu` compare
+the two.
 """

@@ -18,9 +18,9 @@ __all__ = ["check", "launching"]
 
 
 def launching(**tensors: Tensor | None) -> contextlib.AbstractContextManager[Any]:
-    """Raise ValueError unless all tensors are contiguous and on one device; make that device current in the context.
+    """Raise ValueError unless all tensors are contiguous and on one device; return a context that selects it.
 
-    Triton launches on the current GPU, not on the one that holds the tensors.
+    This is necessary because Triton launches on the current GPU, even if the tensors are on another one.
     """
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     device = next(iter(given.values())).device

@@ -24,7 +24,7 @@ from homing.lm.model.kernels.layout_checks import check, launching
 __all__ = ["rotate", "rotate_backward"]
 
 _WARPS = 4
-# In the backward pass, each program processes this many heads at a time, in this many iterations.
+# In the backward pass, each program runs _TURNS iterations and processes _ROWS heads in each.
 _ROWS, _TURNS = 32, 8
 
 
@@ -54,7 +54,7 @@ def rotate_backward(
     qkv: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor, weights: Tensor | None,
     has_norm: bool, scale: float, eps: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return dqkv, and the (2, K) gradients of the norm weights in fp32 (zeros without weights)."""
+    """Return dqkv, and the (2, K) gradients of the norm weights in fp32 (zeros if there are no weights)."""
     num_tokens, num_heads, size = dq.shape
     num_kv_heads = dk.shape[1]
     _check_shapes(qkv, cos, sin, weights, num_heads, num_kv_heads)

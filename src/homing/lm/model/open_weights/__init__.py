@@ -1,6 +1,6 @@
 """Loads weights from safetensors into a decoder and saves them again, as one file or as shards with an index.
 
-find_tensors         a folder -> which tensor is in which file, with its dtype; reports every missing file at once
+find_tensors         a folder -> which tensor is in which file, with its dtype; reports all missing files together
 read_weights         those files -> a Decoder, tensor by tensor, so that memory holds the model and one tensor
 write_weights        a Decoder -> the same files, in their original dtypes, bit for bit
 

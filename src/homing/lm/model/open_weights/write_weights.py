@@ -1,4 +1,4 @@
-"""Saves a Decoder as safetensors, with the dtypes and file names of the loaded weights, or with homing's own.
+"""Saves a Decoder as safetensors, with the dtypes and file names of the loaded weights or with new ones.
 
     one file up to `shard_bytes`, else model-00001-of-0000N.safetensors and an index that names each tensor's file
 
