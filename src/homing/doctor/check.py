@@ -46,7 +46,7 @@ def ok(name: str, text: str) -> Check:
 
 
 def skipped(name: str, text: str, fix: str = "", page: str = "") -> Check:
-    """Return a skipped check, which does not count as a problem. `fix` and `page`: what the user can do, if anything."""
+    """Return a skipped check, which does not count as a problem. If set, `fix` and `page` say what to do."""
     return Check(name, "skipped", text, fix, page)
 
 
