@@ -36,6 +36,7 @@ from homing.lm.tokenizer.encode import AWKWARD
 from homing.lm.tokenizer.tokenizer import SPECIALS
 from homing.lm.tokenizer.train_bpe import learn_merges
 from homing.lm.tokenizer.write_files import build_tokenizer_json, write_extras
+from homing.sampling_settings import SamplingSettings
 from homing.wire.run_json import Model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -122,7 +123,10 @@ def compare(folder: Path, kind: str, split: str, num_texts: int, python: str) ->
     results = json.loads((folder / "results.json").read_text())
     odd = [text for text, ids in zip(texts, results["ids"], strict=True) if ids != tokenizer.encode(text)]
     marked = [[tokenizer.end_of_text_id, *tokenizer.encode(text)] for text in texts[:20]]
-    ours = [list(generate(model, prompt, num_tokens=NUM_NEW, temperature=0.0)) for prompt in prompts]
+    ours = [
+        list(generate(model, prompt, num_tokens=NUM_NEW, sampling=SamplingSettings(temperature=0.0)))
+        for prompt in prompts
+    ]
     other = sum(a != b for a, b in zip(ours, results["greedy"], strict=True))
     for text in odd[:5]:
         print(f"  other ids: {text!r}")

@@ -58,6 +58,7 @@ from homing.cloud.plan.speed import FILE, recall  # noqa: E402
 from homing.cloud.watch.follow import watch  # noqa: E402
 from homing.errors import UsageError  # noqa: E402
 from homing.lm.tokenizer import load_tokenizer  # noqa: E402
+from homing.sampling_settings import SamplingSettings  # noqa: E402
 from homing.store import run_key  # noqa: E402
 from homing.wire import codec, file_names  # noqa: E402
 from homing.wire.control_files import Control, boot_clock_s  # noqa: E402
@@ -284,7 +285,7 @@ def _speak(folder: Path) -> str:
 
     loaded = load_for_use(folder)
     model, tokenizer = loaded[0], loaded[1]
-    return "".join(complete(model, tokenizer, "the cat", num_tokens=12, seed=1))
+    return "".join(complete(model, tokenizer, "the cat", num_tokens=12, sampling=SamplingSettings(seed=1)))
 
 
 def _reference(folder: Path, data_dir: Path, most: int) -> list[tuple[int, float]]:

@@ -43,6 +43,7 @@ from homing.lm.generate import generate, sampling  # noqa: E402
 from homing.lm.model import Decoder  # noqa: E402
 from homing.lm.model.attention import RowCache  # noqa: E402
 from homing.lm.rl.rollout import lean_copy  # noqa: E402
+from homing.sampling_settings import SamplingSettings  # noqa: E402
 from homing.wire.run_json import Model  # noqa: E402
 
 CASES = {
@@ -55,8 +56,8 @@ TOY = Model("stock", "qwen3", 2, 32, 2, 1, 16, 64, 256, 256, False)
 BATCHES = (1, 8)
 WAYS = ("grown", "plain", "graph")
 NUM_PROMPT = 32
-GREEDY: dict[str, Any] = {"temperature": 0.0}
-DRAWN: dict[str, Any] = {"temperature": 0.8, "top_k": 50, "seed": 1}
+GREEDY: dict[str, Any] = {"sampling": SamplingSettings(temperature=0.0)}
+DRAWN: dict[str, Any] = {"sampling": SamplingSettings(seed=1)}
 REPEATS = 2
 
 

@@ -26,9 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from _result import RESULTS, write_result
 from homing.lm.generate import ChatTurns, generate, load_for_use
+from homing.sampling_settings import SamplingSettings
 
 ANSWER_TOKENS = 160
-SAMPLING: dict[str, Any] = {"temperature": 0.7, "top_k": 40}
+SAMPLING = SamplingSettings(temperature=0.7, top_k=40)
 # Each list is one conversation.
 QUESTIONS = (
     ["Who are you?", "Who made you?"],
@@ -94,7 +95,7 @@ def talk(checkpoint: Path) -> list[list[dict[str, str]]]:
         said = []
         for question in conversation:
             prompt = turns.ask(question)
-            picked = generate(model, prompt, num_tokens=ANSWER_TOKENS, stop_ids=turns.stop_ids, seed=0, **SAMPLING)
+            picked = generate(model, prompt, num_tokens=ANSWER_TOKENS, stop_ids=turns.stop_ids, sampling=SAMPLING)
             ids = list(picked)
             turns.answered(ids)
             said.append({"asked": question, "answered": tokenizer.decode(ids)})

@@ -16,6 +16,7 @@ from homing.lm.generate import generate, sampling
 from homing.lm.generate.sampling import WORTH
 from homing.lm.model import Decoder, lora
 from homing.lm.model.frozen_linear import lora_tensors
+from homing.sampling_settings import SamplingSettings
 from homing.wire.run_json import Lora, Model
 
 SHAPE = Model("stock", "qwen3", 2, 32, 4, 2, 16, 48, 3 * REACH, 100, False)
@@ -36,8 +37,8 @@ ADAPTERS = {
     "dora": ("lora", Lora(rank=4, alpha=8.0, is_dora=True)),
     "qlora": ("qlora", Lora(rank=4, alpha=8.0, targets=["q", "v", "down"])),
 }
-GREEDY = {"temperature": 0.0}
-DRAWN = {"temperature": 0.9, "top_k": 20, "seed": 3}
+GREEDY = {"sampling": SamplingSettings(temperature=0.0)}
+DRAWN = {"sampling": SamplingSettings(temperature=0.9, top_k=20, seed=3)}
 on_a_card = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 

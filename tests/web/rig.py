@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,20 +17,22 @@ from tests.cli.trained import make_checkpoint
 from tests.lm.tiny import make_data, make_run
 
 from homing.lm.generate import load_for_use
+from homing.lm.generate.batching import Listener, TextRequest
+from homing.lm.generate.pick_token import Picked
 from homing.web import app as server_module
-from homing.web import model_session as session_module
 from homing.web.app import serving
+from homing.web.generation import Generation
 from homing.web.model_session import GenerationSession
-from homing.web.openai_format import Defaults
+from homing.web.openai_requests import Defaults
 from homing.web.threaded_server import hosts_for, listen
-from homing.web.worker import Text, Worker
+from homing.web.worker import Worker
 
 TOKEN = "a-token-for-tests-only"
 CONTEXT = 256
 
 
 class Script:
-    """In the place of the sampler: what the model says, when it may say it, and what became of it."""
+    """In place of the sampler: what the model says, when it may say it, and what became of it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.says: str | Exception = ""
@@ -39,60 +42,116 @@ class Script:
         self.begun = threading.Semaphore(0)  # released when a text is begun
         self.closed = threading.Semaphore(0)  # released when one is closed, finished or not
         self.num_made = 0
-        self._steps: threading.Semaphore | None = None
-        self._tokenizer: Any = None
+        self.steps: threading.Semaphore | None = None
+        self.tokenizer: Any = None
         self._monkeypatch = monkeypatch
-        monkeypatch.setattr(session_module, "generate", self._generate)
+        monkeypatch.setattr(GenerationSession, "new_batch", lambda session, max_rows: ScriptedBatch(self))
 
     def hold(self) -> None:
         """From now on a token comes only when `step` lets it, and one more after a text was given up."""
-        self._steps = threading.Semaphore(0)
-        cancel, submit = Text.cancel, Worker.submit
+        self.steps = threading.Semaphore(0)
+        cancel, submit = Generation.cancel, Worker.submit
 
-        def cancel_and_step(text: Text) -> None:
-            cancel(text)
+        def cancel_and_step(generation: Generation) -> None:
+            cancel(generation)
             self.step()
             self.given_up.release()
 
-        def submit_and_record(worker: Worker, work: Any) -> Text:
-            text = submit(worker, work)
+        def submit_and_record(worker: Worker, generation: Generation) -> None:
+            submit(worker, generation)
             self.queued.release()
-            return text
 
-        self._monkeypatch.setattr(Text, "cancel", cancel_and_step)
+        self._monkeypatch.setattr(Generation, "cancel", cancel_and_step)
         self._monkeypatch.setattr(Worker, "submit", submit_and_record)
 
     def step(self, count: int = 1) -> None:
-        assert self._steps is not None, "hold() first"
-        self._steps.release(count)
+        assert self.steps is not None, "hold() first"
+        self.steps.release(count)
 
     def prompt(self, number: int = -1) -> str:
-        return str(self._tokenizer.decode(self.asked[number]["ids"]))
-
-    def _generate(self, model: Any, ids: list[int], *, num_tokens: int, **settings: Any) -> Iterator[int]:
-        self.asked.append({"ids": ids, "num_tokens": num_tokens, **settings})
-        self.begun.release()
-        try:
-            if isinstance(self.says, Exception):
-                raise self.says
-            for i in self._tokenizer.encode(self.says)[:num_tokens]:
-                if self._steps is not None:
-                    self._steps.acquire()
-                self.num_made += 1
-                yield i
-        finally:
-            self.closed.release()
-
-    def speak_for(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        return str(self.tokenizer.decode(self.asked[number]["ids"]))
 
 
-def make_model(folder: Path, phase: str = "pretrain") -> Path:
+class ScriptedBatch:
+    """A batch of one row that says what the script says, one token per step."""
+
+    max_rows, num_reused = 1, 0
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._waiting: deque[tuple[TextRequest, Listener]] = deque()
+        self._current: tuple[TextRequest, Listener] | None = None
+        self._to_say: list[int] = []
+
+    @property
+    def num_active(self) -> int:
+        return int(self._current is not None)
+
+    @property
+    def is_idle(self) -> bool:
+        return self._current is None and not self._waiting
+
+    def add(self, request: TextRequest, listener: Listener) -> None:
+        self._waiting.append((request, listener))
+
+    def close(self) -> None:
+        self._end()
+
+    def step(self) -> None:
+        if self._current is None and not self._begin():
+            return
+        assert self._current is not None
+        request, listener = self._current
+        if not listener.is_wanted:
+            self._end()
+        elif isinstance(self._script.says, Exception):
+            listener.failed(self._script.says)
+            self._end()
+        elif not self._to_say:
+            # The text is complete after its last token, without one more step, if it reaches its maximum length.
+            listener.ended(is_stopped=True)
+            self._end()
+        else:
+            self._say(request, listener)
+
+    def _begin(self) -> bool:
+        while self._waiting:
+            request, listener = self._waiting.popleft()
+            if listener.is_wanted:
+                self._current = request, listener
+                settings = dataclasses.asdict(request.sampling)
+                self._script.asked.append({
+                    "ids": list(request.prompt_ids), "num_tokens": request.num_tokens,
+                    "stop_ids": list(request.stop_ids), **settings,
+                })  # fmt: skip
+                says = self._script.says
+                self._to_say = [] if isinstance(says, Exception) else self._script.tokenizer.encode(says)
+                self._script.begun.release()
+                return True
+        return False
+
+    def _say(self, request: TextRequest, listener: Listener) -> None:
+        if self._script.steps is not None:
+            self._script.steps.acquire()
+        self._script.num_made += 1
+        wants_more = listener.picked(Picked(self._to_say.pop(0), -0.5, ((7, -0.25),)))
+        num_said = len(self._script.tokenizer.encode(str(self._script.says))) - len(self._to_say)
+        if not wants_more or num_said == request.num_tokens:
+            listener.ended(is_stopped=not wants_more)
+            self._end()
+
+    def _end(self) -> None:
+        if self._current is not None:
+            self._current = None
+            self._script.closed.release()
+
+
+def make_model(folder: Path, phase: str = "pretrain", context: int = CONTEXT) -> Path:
     data = folder / "data"
     if not data.exists():
         make_data(data, num_documents=20)
     run = make_run(data)
-    run = dataclasses.replace(run, model=dataclasses.replace(run.model, context=CONTEXT))
+    run = dataclasses.replace(run, model=dataclasses.replace(run.model, context=context))
     return make_checkpoint(folder / "models" / phase, data, phase=phase, run=run)
 
 
@@ -119,7 +178,7 @@ def served(
     monkeypatch.setattr(server_module, "NUM_WAITING", num_waiting)
     model, tokenizer = load_for_use(folder, "cpu")
     if script is not None:
-        script.speak_for(tokenizer)
+        script.tokenizer = tokenizer
     sock = listen("127.0.0.1", port)
     assert port in (0, sock.getsockname()[1]), "another one has taken the port"
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"

@@ -123,10 +123,10 @@ def test_each_refusal_is_the_exception_that_its_users_catch(chat: OpenAI, base: 
     with pytest.raises(openai.BadRequestError, match=f"must fit in the context of {CONTEXT} tokens") as too_long:
         ask(model="tiny", messages=[{"role": "user", "content": "word " * CONTEXT}])
     assert (too_long.value.code, too_long.value.param) == ("context_length_exceeded", "messages")
-    with pytest.raises(openai.BadRequestError, match="does not support logprobs"):
-        ask(model="tiny", messages=HELLO, logprobs=True)
-    with pytest.raises(openai.BadRequestError, match="does not support n:"):
-        ask(model="tiny", messages=HELLO, n=2)
+    with pytest.raises(openai.BadRequestError, match="does not support functions"):
+        ask(model="tiny", messages=HELLO, functions=[{"name": "f"}])
+    with pytest.raises(openai.BadRequestError, match="top_logprobs needs logprobs"):
+        ask(model="tiny", messages=HELLO, top_logprobs=2)
     with pytest.raises(openai.BadRequestError, match="Use /v1/completions"):
         base.chat.completions.create(model="tiny", messages=HELLO)
     assert script.asked == []

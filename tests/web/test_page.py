@@ -16,7 +16,8 @@ import pytest
 from tests.web.browser import Browser, Page
 from tests.web.rig import TOKEN, Script, lasting_port, served
 
-from homing.web.openai_format import Defaults
+from homing.sampling_settings import SamplingSettings
+from homing.web.openai_requests import Defaults
 
 HTML = files("homing.web").joinpath("page.html").read_text(encoding="utf-8")
 SCRIPT = HTML.split("<script>")[1].split("</script>")[0]
@@ -251,7 +252,7 @@ def test_settings_go_along_and_empty_ones_are_left_to_the_server(
     browser: Browser, models: Path, monkeypatch: pytest.MonkeyPatch, script: Script
 ) -> None:
     script.says = "x"
-    defaults = Defaults(num_tokens=33, temperature=0.75)  # no multiple of the field's step
+    defaults = Defaults(num_tokens=33, sampling=SamplingSettings(temperature=0.75))  # no multiple of the field's step
     with served(models / "sft", monkeypatch, script, defaults=defaults) as client, opened(browser, client) as page:
         ask(page, "one")
         page.js("document.querySelector('#temperature').value = '0.25'; document.querySelector('#tokens').value = ''")

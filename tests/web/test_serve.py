@@ -15,6 +15,7 @@ import pytest
 from tests.web.rig import CONTEXT, TOKEN, Script, make_model, served
 
 from homing.lm.data.chat import template as templates
+from homing.sampling_settings import SamplingSettings
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -161,9 +162,12 @@ def test_a_temperature_of_nearly_nothing_takes_the_likeliest(chat: httpx.Client,
 
 def test_settings_reach_the_sampler_and_have_the_defaults_of_homing_chat(chat: httpx.Client, script: Script) -> None:
     given = {"max_completion_tokens": 7, "temperature": 0, "top_k": 3, "seed": 11}
-    chat.post(CHAT, json={"messages": HELLO, **given, "top_p": 1.0, "n": 1, "logprobs": False}).raise_for_status()
+    more = {"top_p": 0.9, "min_p": 0.1, "presence_penalty": 1, "frequency_penalty": -0.5, "repetition_penalty": 1.1}
+    chat.post(CHAT, json={"messages": HELLO, **given, **more, "logit_bias": {"7": -100}}).raise_for_status()
     asked = script.asked[-1]
     assert [asked[name] for name in ("num_tokens", "temperature", "top_k", "seed")] == [7, 0.0, 3, 11]
+    assert {name: asked[name] for name in more} == more
+    assert asked["logit_bias"] == {7: -100.0}
     chat.post(CHAT, json={"messages": HELLO, "temperature": None}).raise_for_status()
     asked = script.asked[-1]
     assert [asked[name] for name in ("num_tokens", "temperature", "top_k")] == [200, 0.8, 50]
@@ -253,7 +257,7 @@ def test_the_same_text_as_homing_generate(base: httpx.Client, models: Path) -> N
     from homing.lm.generate import complete, load_for_use
 
     model, tokenizer = load_for_use(models / "pretrain", "cpu")
-    expected = "".join(complete(model, tokenizer, "a dog", num_tokens=20, seed=5))
+    expected = "".join(complete(model, tokenizer, "a dog", num_tokens=20, sampling=SamplingSettings(seed=5)))
     found = base.post(TEXT, json={"prompt": "a dog", "max_tokens": 20, "seed": 5}).json()
     assert found["choices"][0]["text"] == expected
 
@@ -261,42 +265,55 @@ def test_the_same_text_as_homing_generate(base: httpx.Client, models: Path) -> N
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"top_p": 0.9}, "top_p"),
-        ({"n": 2}, "n"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"n": 0}, "n"),
         ({"n": True}, "n"),
-        ({"logprobs": True}, "logprobs"),
+        ({"n": 1000}, "n"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {"99999": 1}}, None),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"min_p": 0.1}, "min_p"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}}, "response_format"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"min_p": -0.1}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"audio": {"voice": "alto"}}, "audio"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": "warm"}, "temperature"),
         ({"temperature": True}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"seed": 2**63}, "seed"),
         ({"stop": ""}, "stop"),
         ({"stop": ["a", 1]}, "stop"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"other": True}}, "stream_options.other"),
         ({"messages": []}, "messages"),
         ({"messages": "hello"}, "messages"),
         ({"messages": ["hello"]}, "messages[0]"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
-        ({"messages": [*HELLO, {"role": "assistant", "content": "", "tool_calls": [1]}]}, "messages[1]"),
+        ({"messages": [*HELLO, {"role": "assistant", "content": "", "tool_calls": [1]}]}, "messages[1].tool_calls"),
+        ({"messages": [{"role": "user", "content": "x", "audio": {"id": 1}}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
         ({"\ud800": 1}, "\\ud800"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_its_name(
-    chat: httpx.Client, script: Script, body: dict[str, Any], param: str
+    chat: httpx.Client, script: Script, body: dict[str, Any], param: str | None
 ) -> None:
     found = chat.post(CHAT, content=json.dumps({"messages": HELLO, **body}))
     assert found.status_code == 400
@@ -319,8 +336,8 @@ def test_a_body_without_end_is_not_read_to_its_end(chat: httpx.Client) -> None:
     assert chat.post(CHAT, content=b" " * (MAX_BODY_BYTES + 1)).status_code == 413
 
 
-@pytest.mark.parametrize("prompt", [["a", "b"], [1, 2], 7, []])
-def test_a_request_makes_one_text(base: httpx.Client, prompt: Any) -> None:
+@pytest.mark.parametrize("prompt", [["a", 1], [[]], 7, [], [1, -2], [1, 999_999], [True]])
+def test_a_prompt_that_is_neither_text_nor_ids_is_refused(base: httpx.Client, prompt: Any) -> None:
     found = base.post(TEXT, json={"prompt": prompt})
     assert (found.status_code, error(found)["param"]) == (400, "prompt")
 
@@ -328,7 +345,9 @@ def test_a_request_makes_one_text(base: httpx.Client, prompt: Any) -> None:
 def test_the_model_is_listed_and_no_other_is_here(chat: httpx.Client) -> None:
     (card,) = chat.get("/v1/models").json()["data"]
     assert (card["id"], card["object"], card["mode"], card["context"]) == ("tiny", "model", "chat", CONTEXT)
-    assert card["defaults"] == {"max_tokens": 200, "temperature": 0.8, "top_k": 50}
+    assert {name: card["defaults"][name] for name in ("max_tokens", "temperature", "top_k", "top_p")} == {
+        "max_tokens": 200, "temperature": 0.8, "top_k": 50, "top_p": 1.0,
+    }  # fmt: skip
     assert chat.get("/v1/models/tiny").json() == card
     for found in (chat.get("/v1/models/gpt-4"), chat.post(CHAT, json={"messages": HELLO, "model": "gpt-4"})):
         assert (found.status_code, error(found)["code"]) == (404, "model_not_found")

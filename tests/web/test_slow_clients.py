@@ -134,7 +134,7 @@ def test_prompts_are_encoded_one_at_a_time_by_the_worker(
     script.says = "ab"
     with served(models / "pretrain", monkeypatch, script) as client:
         assert client.post(TEXT, json={"prompt": "moss"}).status_code == 200
-    assert threads == ["homing-serve-worker"]
+    assert threads == ["homing-serve-encoder"]
 
 
 def test_what_fits_by_its_bytes_and_not_by_its_tokens_is_refused_with_its_count(
@@ -173,4 +173,4 @@ def test_encoding_stops_between_two_parts_when_no_client_waits(models: Path, mon
         session.begin("moss grows on stones " * 20, is_wanted)
     assert len(asked) == 2
     whole = session.begin("moss grows on stones ", lambda: True)
-    assert whole[1:] == session._tokenizer.encode("moss grows on stones ")
+    assert whole[1:] == session.tokenizer.encode("moss grows on stones ")

@@ -23,7 +23,7 @@ _EXPORT = {
     "gguf": ("gguf",),
     "ollama": ("gguf",),
 }
-_MODULES = {"lm": _LM, "hub": ("huggingface_hub",), "web": ("starlette", "uvicorn")}
+_MODULES = {"lm": _LM, "hub": ("huggingface_hub",), "web": ("prometheus_client", "starlette", "uvicorn")}
 
 
 def need(extra: str, *, verb: str, where: str = "") -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homing.api.models.open_model import OpenModel, open_model
 from homing.errors import UsageError
+from homing.sampling_settings import SamplingSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,12 +32,24 @@ class Model(OpenModel):
     """A trained model and its tokenizer."""
 
     def generate(
-        self, prompt: str = "", *, tokens: int = 200, temperature: float = 0.8, top_k: int = 50, seed: int | None = None
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int = 50,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+        **settings: float,
     ) -> str:
-        """Return the continuation of the prompt, without the prompt."""
-        from homing.api.models.generate_text import continue_text
+        """Return the continuation of the prompt, without the prompt.
 
-        return "".join(continue_text(self, prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed))
+        `settings`: `top_p`, `min_p`, `repetition_penalty`, `presence_penalty` and `frequency_penalty`.
+        """
+        from homing.api.models.generate_text import continue_text, with_seed
+
+        sampling = with_seed(_sampling(temperature, top_k, settings), seed)
+        return "".join(continue_text(self, prompt, tokens=tokens, sampling=sampling, stop=stop))
 
     def chat(
         self,
@@ -45,9 +58,14 @@ class Model(OpenModel):
         tokens: int = 200,
         temperature: float = 0.8,
         top_k: int = 50,
+        stop: Sequence[str] = (),
         seed: int | None = None,
+        **settings: float,
     ) -> str:
-        """Return the answer to the last message. `messages`: a question, or dicts with `role` and `content`."""
+        """Return the answer to the last message. `messages`: a question, or dicts with `role` and `content`.
+
+        `settings`: as for `generate`.
+        """
         from homing.api.models.chat_session import ChatSession
 
         said = [{"role": "user", "content": messages}] if isinstance(messages, str) else [dict(m) for m in messages]
@@ -58,9 +76,8 @@ class Model(OpenModel):
                 why=f"Roles: {', '.join(map(str, roles)) or 'none'}. They must alternate: user, assistant, ..., user.",
                 fix='model.chat([{"role": "user", "content": "Hello"}])',
             )
-        session = ChatSession(
-            self, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed, is_conversation=True
-        )
+        sampling = _sampling(temperature, top_k, settings)
+        session = ChatSession(self, tokens=tokens, sampling=sampling, stop=stop, seed=seed, is_conversation=True)
         for question, answer in zip(said[:-1:2], said[1::2], strict=True):
             session.recall(question["content"], answer["content"])
         return "".join(session.reply(said[-1]["content"]))
@@ -143,6 +160,18 @@ class Model(OpenModel):
 
     def _ids(self, text: str) -> list[int]:
         return [self.tokenizer.end_of_text_id, *self.tokenizer.encode(text)]
+
+
+def _sampling(temperature: float, top_k: int, settings: dict[str, float]) -> SamplingSettings:
+    try:
+        return SamplingSettings(temperature=temperature, top_k=top_k, **settings)  # type: ignore[arg-type]
+    except TypeError:
+        known = [each.name for each in fields(SamplingSettings)]
+        raise UsageError(
+            what=f"Unknown sampling setting: {', '.join(sorted(settings.keys() - set(known)))}.",
+            why=f"Known settings: {', '.join(known)}.",
+            fix="model.generate(prompt, temperature=0.7, top_p=0.9)",
+        ) from None
 
 
 def load(

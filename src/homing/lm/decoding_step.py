@@ -78,7 +78,8 @@ class Steps(Generic[Made]):
 
     def _compute(self) -> Made:
         self.cache.look()
-        positions_B1 = self.cache.places_B.unsqueeze(1)
+        # A row without a text may be at a place behind the context, which has no RoPE position.
+        positions_B1 = self.cache.places_B.unsqueeze(1).clamp(max=self._model.shape.context - 1)
         return self._make(self._model(self._ids_B.unsqueeze(1), cache=self.cache, positions=positions_B1)[:, 0])
 
     def _capture(self, reach: int) -> None:

@@ -4,10 +4,12 @@
     GET  /health               health check
     GET  /v1/models            a list with the one model that is served
     POST /v1/chat/completions  the answer to a conversation, if the model is a chat model
-    POST /v1/completions       the continuation of a text
+    POST /v1/completions       continuations of texts
+    POST /v1/embeddings        the mean of the last hidden states of texts
+    GET  /metrics              counters for Prometheus
 
-Everything under /v1 requires the token. Requests wait in a short queue. When a client disconnects, the server stops
-generating its text at the next token.
+Everything under /v1, and /metrics, requires the token. Many texts are generated at once; further ones wait in a queue.
+When a client disconnects, the server stops generating its texts at the next token.
 """
 
 from __future__ import annotations
@@ -15,42 +17,53 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import hashlib
 import logging
 import re
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from homing.errors import DataError
+from homing.errors import DataError, UsageError
 from homing.lm.data.chat.messages import Fault
-from homing.web import openai_format
-from homing.web.model_session import GenerationSession, GivenUp, Spoken, TooLong
-from homing.web.openai_format import Answer, Defaults, Refusal, Wanted, event
+from homing.pip_command import pip_install
+from homing.web import openai_requests, openai_responses
+from homing.web.generation import Generation
+from homing.web.metrics import CONTENT_TYPE, Metrics
+from homing.web.model_session import BadIds, GenerationSession, GivenUp, TooLong
+from homing.web.openai_requests import Defaults, Refusal, Wanted
+from homing.web.openai_responses import Answer, event_line
 from homing.web.threaded_server import Server
-from homing.web.worker import QueueFull, Text, Worker
+from homing.web.worker import QueueFull, Worker
 
 __all__ = ["make_app", "serving"]
 
-NUM_WAITING = 8  # number of requests that may wait while another one is being answered
+MAX_ROWS = 64  # number of texts that are generated at once, if their keys and values fit into memory
+NUM_WAITING = 256  # number of texts that may wait in addition
 MAX_BODY_BYTES = 4 * 1024 * 1024
 _JSON_BYTES = 6  # maximum number of JSON bytes per byte of text, reached by an escaped control character
 _ENVELOPE_BYTES = 256 * 1024  # maximum size of everything in a request except its text: names, roles and settings
 _BODY_S = 60.0
 _RETRY_S = "5"
-_HERE = "GET /v1/models, POST /v1/chat/completions and POST /v1/completions"
+_HERE = "GET /v1/models, POST /v1/chat/completions, /v1/completions and /v1/embeddings"
+_ROUTES = {
+    "/", "/health", "/metrics", "/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/embeddings",
+}  # fmt: skip
 _log = logging.getLogger(__name__)
 
 
@@ -59,7 +72,7 @@ def serving(
     session: GenerationSession, sock: socket.socket, *, token: str, hosts: list[str], defaults: Defaults
 ) -> Iterator[Server]:
     """Serve the model until the `with` block ends. The socket comes from `threaded_server.listen`."""
-    worker = Worker(num_waiting=NUM_WAITING)
+    worker = Worker(session.new_batch(MAX_ROWS), num_waiting=NUM_WAITING)
     app = make_app(session, worker, token=token, hosts=hosts, defaults=defaults)
     server = Server(app, sock, worker.close, "homing-serve")
     try:
@@ -81,8 +94,13 @@ def make_app(
             Route("/v1/models/{name:path}", routes.model),
             Route("/v1/chat/completions", routes.chat, methods=["POST"]),
             Route("/v1/completions", routes.complete, methods=["POST"]),
+            Route("/v1/embeddings", routes.embed, methods=["POST"]),
+            Route("/metrics", routes.show_metrics),
         ],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)],
+        middleware=[
+            Middleware(_Counted, metrics=routes.metrics),
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+        ],
         exception_handlers={
             Refusal: _refused,
             HTTPException: _no_route,
@@ -96,9 +114,14 @@ class _Routes:
     def __init__(self, session: GenerationSession, worker: Worker, token: str, defaults: Defaults) -> None:
         self._session, self._worker, self._token, self._defaults = session, worker, token.encode(), defaults
         self._created = int(time.time())
+        self.metrics = Metrics(worker)
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
+
+    async def show_metrics(self, request: Request) -> Response:
+        self._check_token(request)
+        return Response(self.metrics.document(), media_type=CONTENT_TYPE)
 
     async def models(self, request: Request) -> Response:
         self._check_token(request)
@@ -115,25 +138,44 @@ class _Routes:
         mode = "chat" if self._session.is_chat else "completion"
         head = {"id": self._session.name, "object": "model", "created": self._created, "owned_by": "homing"}
         # The page needs more than OpenAI's format contains: chat or completion, context length, and default settings.
-        given = self._defaults
-        defaults = {"max_tokens": given.num_tokens, "temperature": given.temperature, "top_k": given.top_k}
+        sampling = self._defaults.sampling
+        defaults = {"max_tokens": self._defaults.num_tokens, **dataclasses.asdict(sampling)}
+        defaults = {name: value for name, value in defaults.items() if name not in ("seed", "logit_bias")}
         return {**head, "mode": mode, "context": self._session.context, "defaults": defaults}
 
     async def chat(self, request: Request) -> Response:
         self._check_token(request)
-        wanted = openai_format.read_chat(await self._read(request), self._session.name, self._defaults)
+        wanted = openai_requests.read_chat(
+            await self._read(request), self._session.name, self._defaults, knows_tools=self._session.knows_tools
+        )
         if not self._session.is_chat:
             raise Refusal(
                 "This is a base model: it continues a text and was not trained for chat. Use /v1/completions.",
                 code="base_model",
             )
-        assert wanted.messages is not None, "a conversation has its turns"
         return await self._answer(request, wanted)
 
     async def complete(self, request: Request) -> Response:
         self._check_token(request)
-        wanted = openai_format.read_completion(await self._read(request), self._session.name, self._defaults)
+        wanted = openai_requests.read_completion(await self._read(request), self._session.name, self._defaults)
         return await self._answer(request, wanted)
+
+    async def embed(self, request: Request) -> Response:
+        self._check_token(request)
+        wanted = openai_requests.read_embeddings(await self._read(request), self._session.name)
+        found = []
+        for prompt in wanted.inputs:
+            try:
+                self._session.check_bytes([prompt] if isinstance(prompt, str) else [])
+                future = self._worker.compute(partial(self._session.embed, prompt))
+                found.append(await asyncio.wrap_future(future))
+            except TooLong as exc:
+                raise self._refused_length(exc, "input") from None
+            except BadIds as exc:
+                raise Refusal(f"input has unknown token ids: {exc}.", param="input") from None
+            except QueueFull:
+                raise _queue_full() from None
+        return JSONResponse(openai_responses.embeddings_document(self._session.name, found, is_base64=wanted.is_base64))
 
     async def _read(self, request: Request) -> dict[str, Any]:
         """Return the parsed body, or reject a body so large that its prompt could not fit.
@@ -153,66 +195,66 @@ class _Routes:
                         raise _too_large(most)
         except TimeoutError:
             raise Refusal(f"The body did not arrive within {_BODY_S:g} s.", status=408) from None
-        return openai_format.read_body(bytes(raw))
+        return openai_requests.read_body(bytes(raw))
 
     async def _answer(self, request: Request, wanted: Wanted) -> Response:
-        texts = [wanted.prompt] if wanted.messages is None else [message["content"] for message in wanted.messages]
+        started = time.monotonic()
+        for text in wanted.texts:
+            try:
+                self._session.check_bytes([text] if wanted.messages is None else wanted.texts)
+            except TooLong as exc:
+                raise self._refused_length(exc, wanted.field) from None
+        generation = Generation(partial(self._session.prepare, wanted), num_texts=wanted.num_texts)
         try:
-            self._session.check_bytes(texts)
-        except TooLong as exc:
-            raise self._refused_length(exc, wanted) from None
-        spoken, in_turns = Spoken(0), wanted.messages is not None
-
-        def work(is_wanted: Callable[[], bool]) -> Iterator[str]:
-            # Encode in the worker's thread, one prompt at a time, because encoding many long prompts at once would need
-            # too much memory.
-            if wanted.messages is None:
-                ids = self._session.begin(wanted.prompt, is_wanted)
-            else:
-                ids = self._session.ask(wanted.messages, is_wanted)
-            spoken.num_prompt_tokens = len(ids)
-            yield ""
-            yield from self._session.speak(ids, wanted.settings, spoken, in_turns=in_turns, is_wanted=is_wanted)
-
-        try:
-            text = self._worker.submit(work)
+            self._worker.submit(generation)
         except QueueFull:
-            raise Refusal("Too many requests are queued. Try again soon.", status=503, code="queue_full") from None
-        await self._accepted(request, text, wanted)
-        answer = Answer(self._session.name, wanted, spoken)
-        if wanted.is_stream:
-            return _Stream(text, answer)
-        return await _whole(request, text, answer)
+            raise _queue_full() from None
+        await self._accepted(request, generation, wanted)
+        answer = Answer(self._session.name, wanted, generation, self._session.tokenizer)
+        response = _Stream(generation, answer) if wanted.is_stream else await _whole(request, generation, answer)
+        response.background = BackgroundTask(self._finished, generation, started)
+        return response
 
-    async def _accepted(self, request: Request, text: Text, wanted: Wanted) -> None:
-        """Wait until the worker has encoded the prompt, so that an error can still set the status of the response.
+    def _finished(self, generation: Generation, started: float) -> None:
+        if generation.first_at is not None:
+            self.metrics.began(started, generation.first_at)
+        self.metrics.finished(started, num_prompt_tokens=generation.num_prompt_tokens, num_tokens=generation.num_tokens)
+
+    async def _accepted(self, request: Request, generation: Generation, wanted: Wanted) -> None:
+        """Wait until the worker has encoded the prompts, so that an error can still set the status of the response.
 
         If the client disconnects while waiting, its request leaves the queue.
         """
-        async with _given_up_with(request.receive, text):
+        async with _given_up_with(request.receive, generation):
             try:
-                await text.accepted()
+                await generation.accepted()
             except TooLong as exc:
-                raise self._refused_length(exc, wanted) from None
+                raise self._refused_length(exc, wanted.field) from None
+            except BadIds as exc:
+                raise Refusal(f"prompt has unknown token ids: {exc}.", param="prompt") from None
             except Fault as fault:
                 raise Refusal(f"Invalid conversation for this model: {fault.text}.", param="messages") from fault
+            except ModuleNotFoundError as exc:
+                message = f"JSON answers need the extra `structured` on the server: {pip_install('structured')}"
+                raise Refusal(message, param="response_format", code="unsupported_parameter") from exc
             except DataError as exc:  # raised if the chat template has exceeded its limits too often
                 # Do not send status 500: clients would retry, and each retry would delay everyone else's requests.
                 _log.warning("%s", exc)
                 message = f"The chat template of this model cannot be used. {exc.why}"
                 raise Refusal(message, param="messages", code="chat_template_failed") from exc
+            except UsageError as exc:  # a JSON schema or a setting that only the model can judge
+                raise Refusal(f"{exc.what} {exc.why}", param="response_format" if wanted.is_json else None) from exc
             except GivenUp:
                 raise ClientDisconnect from None
             except Exception as exc:
                 raise _failed(exc) from exc
 
-    def _refused_length(self, exc: TooLong, wanted: Wanted) -> Refusal:
+    def _refused_length(self, exc: TooLong, field: str) -> Refusal:
         number = f"at least {exc.num_tokens:,}" if exc.is_at_least else f"{exc.num_tokens:,}"
         message = (
             f"The prompt has {number} tokens; prompt and answer must fit in the context of"
             f" {self._session.context:,} tokens."
         )
-        field = "prompt" if wanted.messages is None else "messages"
         # Send status 400, the default, because clients that truncate long prompts check for it.
         return Refusal(message, param=field, code="context_length_exceeded")
 
@@ -223,62 +265,69 @@ class _Routes:
             raise Refusal(message, status=401, code="invalid_api_key")
 
 
+def _queue_full() -> Refusal:
+    return Refusal("Too many requests are queued. Try again soon.", status=503, code="queue_full")
+
+
 def _too_large(most: int) -> Refusal:
     return Refusal(f"The body exceeds {most:,} bytes; no prompt of that size fits the context.", status=413)
 
 
-async def _whole(request: Request, text: Text, answer: Answer) -> Response:
-    async with _given_up_with(request.receive, text):
+async def _whole(request: Request, generation: Generation, answer: Answer) -> Response:
+    async with _given_up_with(request.receive, generation):
         try:
-            said = "".join([piece async for piece in text])
+            events = [event async for event in generation]
         except Exception as exc:
             raise _failed(exc) from exc
-    if not text.is_wanted:
+    if not generation.is_wanted:
         # The client disconnected, or the server is shutting down. Only in the latter case can the client see the error.
         raise _ending()
-    return JSONResponse(answer.whole(said))
+    return JSONResponse(answer.whole(events))
 
 
 class _Stream(Response):
     """Sends server-sent events as text is generated. Unlike Starlette's own class, it always detects a disconnect."""
 
-    def __init__(self, text: Text, answer: Answer) -> None:
+    def __init__(self, generation: Generation, answer: Answer) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-store"})
-        self._text, self._answer = text, answer
+        self._generation, self._answer = generation, answer
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with _given_up_with(receive, self._text):
+        async with _given_up_with(receive, self._generation):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for part in self._events():
                 await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        if self.background is not None:
+            await self.background()
 
     async def _events(self) -> AsyncIterator[bytes]:
         for chunk in self._answer.first():
-            yield event(chunk)
+            yield event_line(chunk)
         try:
-            async for piece in self._text:
-                yield event(self._answer.piece(piece))
+            async for event in self._generation:
+                for chunk in self._answer.pieces(event):
+                    yield event_line(chunk)
         except Exception as exc:
-            yield event(_failed(exc).body)
+            yield event_line(_failed(exc).body)
             return
-        if not self._text.is_wanted:
-            yield event(_ending().body)
+        if not self._generation.is_wanted:
+            yield event_line(_ending().body)
             return
         for chunk in self._answer.last():
-            yield event(chunk)
-        yield event("[DONE]")
+            yield event_line(chunk)
+        yield event_line("[DONE]")
 
 
 @contextlib.asynccontextmanager
-async def _given_up_with(receive: Receive, text: Text) -> AsyncIterator[None]:
-    """Cancel the text if the client disconnects before the response is complete, or if producing the response fails."""
+async def _given_up_with(receive: Receive, generation: Generation) -> AsyncIterator[None]:
+    """Cancel the texts if the client disconnects before the response is complete, or if producing it fails."""
 
     async def listen() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        text.cancel()
+        generation.cancel()
 
     listener = asyncio.create_task(listen())
     is_whole = False
@@ -288,7 +337,27 @@ async def _given_up_with(receive: Receive, text: Text) -> AsyncIterator[None]:
     finally:
         listener.cancel()
         if not is_whole:
-            text.cancel()
+            generation.cancel()
+
+
+class _Counted:
+    """Counts responses by route and status. Unknown paths count as one route, so that strangers cannot add routes."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def counted(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                route = scope["path"] if scope["path"] in _ROUTES else "other"
+                self._metrics.responded(route, message["status"])
+            await send(message)
+
+        await self._app(scope, receive, counted)
 
 
 def _failed(exc: Exception) -> Refusal:

@@ -1,52 +1,41 @@
-"""A loaded model for the server: prompt -> ids -> chunks of text, each safe to send.
+"""A loaded model for the server: a request -> ids of its prompts -> what to generate for each of its texts.
 
     messages -> check their size -> the model's own template -> ids ┐
-    text     -> check its size   -> <|endoftext|> + ids             ┴-> generate -> chunks -> stop string -> Spoken
+    text     -> check its size   -> <|endoftext|> + ids             ┼-> one TextRequest per text
+    ids      -> as they are                                         ┘
 
 A text ends where the model ends it, at a stop string, after the maximum number of tokens, or when the context is full.
-The server never truncates a conversation to make it fit.
+The server never truncates a prompt to make it fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from homing.errors import UsageError
 from homing.lm.data.chat.messages import Message
 from homing.lm.data.chat.prompt_ids import Prompter, learned_to_answer
-from homing.lm.generate import decode_stream, generate, read_card
+from homing.lm.generate import read_card
+from homing.lm.generate.batching import BatchGenerator, TextRequest
+from homing.lm.generate.json_constraint import JsonGrammars
+from homing.sampling_settings import check_settings
+from homing.web.generation import Choice, Generation
 
 if TYPE_CHECKING:
     from homing.lm.model import Decoder
     from homing.lm.tokenizer import Tokenizer
+    from homing.web.openai_requests import Wanted
 
-__all__ = ["GenerationSession", "GivenUp", "Settings", "Spoken", "TooLong", "up_to_stop"]
+__all__ = ["BadIds", "GenerationSession", "GivenUp", "TooLong"]
 
 _FIRST_PART = 1 << 14  # length in characters of the first prefix that is encoded
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Sampling settings for one text."""
-
-    num_tokens: int
-    temperature: float
-    top_k: int
-    seed: int
-    stop: tuple[str, ...] = ()
-
-
-@dataclass
-class Spoken:
-    """The token counts and the state of a text, updated while the text is generated."""
-
-    num_prompt_tokens: int
-    num_tokens: int = 0
-    is_ended: bool = False  # True if the model or a stop string ended the text, False if it reached its maximum length
+Prompt = str | list[int]
 
 
 class TooLong(Exception):
@@ -55,6 +44,10 @@ class TooLong(Exception):
     def __init__(self, num_tokens: int, *, is_at_least: bool) -> None:
         super().__init__(num_tokens)
         self.num_tokens, self.is_at_least = num_tokens, is_at_least
+
+
+class BadIds(Exception):
+    """Raised if a prompt contains ids that the vocabulary does not have."""
 
 
 class GivenUp(Exception):
@@ -66,15 +59,27 @@ class GenerationSession:
         card = read_card(folder)
         self.name = card.run_name or folder.resolve().name
         self.context = model.shape.context
-        self._model, self._tokenizer = model, tokenizer
+        self.tokenizer = tokenizer
+        self._model = model
         self._prompter = Prompter(folder, tokenizer) if learned_to_answer(card) else None
         self._rendering = Lock()  # only one thread may render a template at a time, because templates have state
         # A prompt with more bytes than this cannot fit, even if each of its tokens is the longest one.
         self.max_prompt_bytes = self.context * max(1, *tokenizer.token_bytes())
+        self._grammars = JsonGrammars(tokenizer, model.shape.vocab_size, self._stop_ids(in_turns=True))
 
     @property
     def is_chat(self) -> bool:
         return self._prompter is not None
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the model's chat template can show tools to it."""
+        return self._prompter is not None and self._prompter.knows_tools
+
+    def new_batch(self, max_rows: int) -> BatchGenerator:
+        return BatchGenerator(self._model, max_rows=max_rows)
+
+    # -- prompts -------------------------------------------------------------------------------------------------------
 
     def check_bytes(self, texts: Iterable[str]) -> None:
         """Raise TooLong if the texts are too long for the context under any tokenization, without encoding them."""
@@ -83,7 +88,9 @@ class GenerationSession:
             longest = self.max_prompt_bytes // self.context
             raise TooLong(-(-num_bytes // longest), is_at_least=True)
 
-    def ask(self, messages: list[Message], is_wanted: Callable[[], bool] = lambda: True) -> list[int]:
+    def ask(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None, is_wanted: Callable[[], bool]
+    ) -> list[int]:
         """Return a conversation as ids, including the start of the assistant's turn.
 
         Raise Fault if the template rejects the conversation.
@@ -93,11 +100,15 @@ class GenerationSession:
             if len(message["content"]) > _FIRST_PART:  # check long texts before the template makes copies of them
                 self._encode(message["content"], is_wanted)
         with self._rendering:
-            return self._checked(self._prompter.prompt(messages))
+            return self._prompter.prompt(messages, tools)
 
-    def begin(self, text: str, is_wanted: Callable[[], bool] = lambda: True) -> list[int]:
-        """Return the ids of a text that the model is to continue, starting with the end-of-text token."""
-        return self._checked([self._tokenizer.end_of_text_id, *self._encode(text, is_wanted)])
+    def begin(self, prompt: Prompt, is_wanted: Callable[[], bool] = lambda: True) -> list[int]:
+        """Return the ids of a text, starting with the end-of-text token. A prompt of ids is used as it is."""
+        if isinstance(prompt, str):
+            return [self.tokenizer.end_of_text_id, *self._encode(prompt, is_wanted)]
+        if any(not 0 <= i < self.tokenizer.vocab_size for i in prompt):
+            raise BadIds(f"the vocabulary has the ids 0 to {self.tokenizer.vocab_size - 1}")
+        return prompt
 
     def _encode(self, text: str, is_wanted: Callable[[], bool]) -> list[int]:
         """Encode a prefix of the text, then a prefix twice as long, and so on, until the whole text is encoded.
@@ -110,7 +121,7 @@ class GenerationSession:
             if not is_wanted():
                 raise GivenUp
             # Unlike `encode`, this call releases the GIL, so that the server stays responsive.
-            (ids,) = self._tokenizer.encode_many([text[:part]])
+            (ids,) = self.tokenizer.encode_many([text[:part]])
             if part >= len(text):
                 return ids
             # The rest of the text may change the last tokens of this part, so allow twice the context.
@@ -118,56 +129,53 @@ class GenerationSession:
                 raise TooLong(len(ids), is_at_least=True)
             part *= 2
 
-    def _checked(self, ids: list[int]) -> list[int]:
-        if len(ids) >= self.context:
+    # -- texts ---------------------------------------------------------------------------------------------------------
+
+    def prepare(self, wanted: Wanted, generation: Generation) -> list[TextRequest]:
+        """Encode the prompts of a request, create its choices, and return what to generate for each of them."""
+
+        def is_wanted() -> bool:
+            return generation.is_wanted
+
+        if wanted.messages is not None:
+            prompts = [self.ask(wanted.messages, wanted.tools, is_wanted)]
+        else:
+            prompts = [self.begin(prompt, is_wanted) for prompt in wanted.prompts]
+        if problems := check_settings(wanted.sampling, self._model.shape.vocab_size):
+            raise UsageError(what="Invalid sampling settings.", why="; ".join(problems))
+        texts = []
+        for ids in prompts:
+            room = self.context - len(ids)
+            # Scoring a prompt needs no room for new tokens.
+            if room < (0 if wanted.num_tokens == 0 else 1):
+                raise TooLong(len(ids), is_at_least=False)
+            generation.prompts.append(ids)
+            for number in range(wanted.num_choices):
+                wants_tokens = wanted.num_logprobs is not None
+                place = len(generation.choices)
+                generation.choices.append(Choice(generation, place, self.tokenizer, wanted.stop, wants_tokens))
+                texts.append(self._request(ids, min(wanted.num_tokens, room), wanted, number))
+        return texts
+
+    def _request(self, ids: list[int], num_tokens: int, wanted: Wanted, number: int) -> TextRequest:
+        return TextRequest(
+            ids,
+            num_tokens,
+            dataclasses.replace(wanted.sampling, seed=wanted.sampling.seed + number),
+            stop_ids=self._stop_ids(in_turns=wanted.messages is not None),
+            num_logprobs=wanted.num_logprobs,
+            scores_prompt=wanted.is_echoed and wanted.num_logprobs is not None,
+            constraint=self._grammars.constraint(wanted.json_schema) if wanted.is_json else None,
+        )
+
+    def _stop_ids(self, *, in_turns: bool) -> Sequence[int]:
+        return self._prompter.stop_ids if in_turns and self._prompter else self.tokenizer.stop_ids
+
+    @torch.no_grad()
+    def embed(self, prompt: Prompt) -> tuple[list[float], int]:
+        """Return the mean of the last hidden states of a text's tokens, and their number."""
+        ids = self.begin(prompt)
+        if len(ids) > self.context:
             raise TooLong(len(ids), is_at_least=False)
-        return ids
-
-    def speak(
-        self, ids: Sequence[int], settings: Settings, spoken: Spoken, *, in_turns: bool, is_wanted: Callable[[], bool]
-    ) -> Iterator[str]:
-        """Yield chunks of generated text and update `spoken`. Call `is_wanted` before each token."""
-        room = min(settings.num_tokens, self.context - len(ids))
-        stop_ids = self._prompter.stop_ids if in_turns and self._prompter else self._tokenizer.stop_ids
-        made = generate(
-            self._model, ids, num_tokens=room, temperature=settings.temperature, top_k=settings.top_k,
-            seed=settings.seed, stop_ids=stop_ids,
-        )  # fmt: skip
-        # Close the generator even if it is not exhausted, because its buffers occupy GPU memory until it is closed.
-        with closing(cast("Generator[int]", made)):
-            is_stopped = yield from up_to_stop(
-                decode_stream(self._tokenizer, _counted(made, spoken, is_wanted)), settings.stop
-            )
-        spoken.is_ended = is_stopped or spoken.num_tokens < room
-
-
-def _counted(ids: Iterator[int], spoken: Spoken, is_wanted: Callable[[], bool]) -> Iterator[int]:
-    while is_wanted() and (i := next(ids, None)) is not None:
-        spoken.num_tokens += 1
-        yield i
-
-
-def up_to_stop(chunks: Iterable[str], stops: Sequence[str]) -> Generator[str, None, bool]:
-    """Yield the text before the first stop string, which may span several chunks; return whether there was one.
-
-    Hold back text that may be the beginning of a stop string until more text shows whether it is.
-    """
-    held = ""
-    for piece in chunks:
-        held += piece
-        if found := [at for stop in stops if (at := held.find(stop)) >= 0]:
-            if text := held[: min(found)]:
-                yield text
-            return True
-        safe = len(held) - max((_begun(held, stop) for stop in stops), default=0)
-        if safe:
-            yield held[:safe]
-        held = held[safe:]
-    if held:
-        yield held
-    return False
-
-
-def _begun(text: str, stop: str) -> int:
-    """Return the number of characters at the end of the text that could be the beginning of the stop string."""
-    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
+        hidden_BTD = self._model.hidden(torch.tensor([ids], device=self._model.device))
+        return hidden_BTD[0].float().mean(dim=0).tolist(), len(ids)

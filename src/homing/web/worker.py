@@ -1,127 +1,159 @@
-"""Generates one text at a time, in a compute thread with a short queue. Each text can be cancelled.
+"""The two threads behind the server: one encodes prompts, one generates all texts in a batch.
 
-    submit(work) -> Text -> [ async for chunk in text ] ...        cancel() at any time, from any thread
+    submit(Generation) -> queue -> encode, one request at a time -> the batch: one token of each text per step -> events
+    compute(function)  -> runs between two steps, such as the hidden states of an embedding
 
-If two texts were generated at once, each would take twice as long, and both would need memory. If the queue is full,
-submit raises QueueFull immediately.
+Prompts are encoded one at a time, because encoding many long ones at once would need too much memory, and in a thread
+of their own, so that a long prompt does not delay the texts that are being generated. If too many texts wait, `submit`
+raises QueueFull immediately.
 """
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
-__all__ = ["QueueFull", "Text", "Worker"]
+from homing.lm.generate.batching import BatchGenerator, TextRequest
+from homing.web.generation import Generation
 
-# A function that yields the chunks of a text. Its argument is a function that returns whether the text is still wanted.
-# The first chunk is empty, and signals that the prompt has been encoded and fits into the context.
-Work = Callable[[Callable[[], bool]], Iterator[str]]
+__all__ = ["QueueFull", "Worker"]
+
+Made = TypeVar("Made")
 
 
 class QueueFull(Exception):
     pass
 
 
-class Text:
-    """A text in the queue. Passes its chunks from the worker's thread to the event loop that requested the text."""
-
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        self._loop = asyncio.get_running_loop()
-        self._chunks: asyncio.Queue[str | Exception | None] = asyncio.Queue()
-        self._given_up = threading.Event()
-
-    @property
-    def is_wanted(self) -> bool:
-        return not self._given_up.is_set()
-
-    def cancel(self) -> None:
-        """Stop generating at the next token, or never start. The reader sees the end of the text at once."""
-        self._given_up.set()
-        self._send(None)
-
-    async def accepted(self) -> None:
-        """Return when the request has been accepted or cancelled. If the work failed, raise its exception.
-
-        Consume the first chunk, which is empty.
-        """
-        chunk = await self._chunks.get()
-        if isinstance(chunk, Exception):
-            raise chunk
-        if chunk is None:
-            self._chunks.put_nowait(None)  # put the end marker back, so that the next read sees it too
-
-    async def __aiter__(self) -> AsyncIterator[str]:
-        while (chunk := await self._chunks.get()) is not None:
-            if isinstance(chunk, Exception):
-                raise chunk
-            yield chunk
-
-    def compute(self) -> None:
-        """Generate the text; runs in the worker's thread."""
-        try:
-            for chunk in self._work(lambda: self.is_wanted):
-                self._send(chunk)
-        # Pass the exception to whoever requested this text, so that the worker can go on to generate other texts.
-        except Exception as exc:
-            self._send(exc)
-        self._send(None)
-
-    def _send(self, chunk: str | Exception | None) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._chunks.put_nowait, chunk)
-        except RuntimeError:  # the event loop is closed, so no one is listening
-            self._given_up.set()
-
-
 class Worker:
-    def __init__(self, *, num_waiting: int) -> None:
-        """Start the worker. `num_waiting` texts may wait in addition to the one that is being generated."""
-        self._num_waiting = num_waiting
-        self._waiting: deque[Text] = deque()
-        self._current: Text | None = None
+    def __init__(self, batch: BatchGenerator, *, num_waiting: int) -> None:
+        """Start both threads. `num_waiting` texts may wait in addition to those that are being generated."""
+        self._batch, self._num_waiting = batch, num_waiting
+        self._to_encode: deque[Generation] = deque()
+        self._to_generate: deque[tuple[Generation, list[TextRequest]]] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._open: list[Generation] = []  # generations with texts in the batch, or being encoded
         self._is_closed = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="homing-serve-worker", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=run, name=f"homing-serve-{name}", daemon=True)
+            for name, run in (("encoder", self._encode), ("generator", self._generate))
+        ]
+        for thread in self._threads:
+            thread.start()
 
-    def submit(self, work: Work) -> Text:
+    @property
+    def num_texts(self) -> int:
+        """Number of texts that are waiting or being generated."""
         with self._changed:
-            # Remove texts from the queue if their clients have disconnected.
-            self._waiting = deque(text for text in self._waiting if text.is_wanted)
-            num_before = len(self._waiting) + (self._current is not None)
-            if self._is_closed or num_before > self._num_waiting:
+            return self._count()
+
+    @property
+    def num_active(self) -> int:
+        """Number of texts that are being generated."""
+        return self._batch.num_active
+
+    @property
+    def num_reused(self) -> int:
+        """Number of prompt tokens that were not computed again."""
+        return self._batch.num_reused
+
+    def submit(self, generation: Generation) -> None:
+        with self._changed:
+            # Remove requests from the queue if their clients have disconnected.
+            self._to_encode = deque(each for each in self._to_encode if each.is_wanted)
+            if self._is_closed or self._count() + generation.num_texts > self._batch.max_rows + self._num_waiting:
                 raise QueueFull
-            text = Text(work)
-            self._waiting.append(text)
-            self._changed.notify()
-            return text
+            self._to_encode.append(generation)
+            self._changed.notify_all()
+
+    def compute(self, function: Callable[[], Made]) -> Future[Made]:
+        """Run a function in the generating thread, between two steps, and return its future result."""
+        future: Future[Made] = Future()
+
+        def call() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except Exception as exc:  # passed to whoever waits for the result
+                    future.set_exception(exc)
+
+        with self._changed:
+            if self._is_closed or len(self._calls) >= self._num_waiting:
+                raise QueueFull
+            self._calls.append(call)
+            self._changed.notify_all()
+        return future
 
     def close(self) -> None:
-        """Cancel every text, and return when the thread has ended."""
+        """Cancel every text, and return when both threads have ended."""
         with self._changed:
             self._is_closed = True
-            given_up = [*self._waiting, *([self._current] if self._current else [])]
-            self._changed.notify()
-        for text in given_up:
-            text.cancel()
-        self._thread.join()
+            given_up = [*self._to_encode, *self._open]
+            self._changed.notify_all()
+        for generation in given_up:
+            generation.cancel()
+        for thread in self._threads:
+            thread.join()
 
-    def _run(self) -> None:
-        while (text := self._next()) is not None:
-            text.compute()
+    def _count(self) -> int:
+        self._open = [each for each in self._open if each.is_wanted and each.num_open]
+        return sum(each.num_texts for each in self._to_encode) + sum(each.num_open for each in self._open)
 
-    def _next(self) -> Text | None:
+    # -- the encoder's thread ------------------------------------------------------------------------------------------
+
+    def _encode(self) -> None:
+        while (generation := self._next()) is not None:
+            try:
+                texts = generation.prepare(generation)
+            except Exception as exc:  # passed to whoever waits for the text, so that later requests are answered
+                generation.refuse(exc)
+                continue
+            generation.accept()
+            with self._changed:
+                self._to_generate.append((generation, texts))
+                self._changed.notify_all()
+
+    def _next(self) -> Generation | None:
         with self._changed:
-            self._current = None
             while not self._is_closed:
-                if self._waiting:
-                    text = self._waiting.popleft()
-                    if text.is_wanted:
-                        self._current = text
-                        return text
-                else:
-                    self._changed.wait()
+                while self._to_encode:
+                    generation = self._to_encode.popleft()
+                    if generation.is_wanted:
+                        self._open.append(generation)
+                        return generation
+                self._changed.wait()
             return None
+
+    # -- the generator's thread ----------------------------------------------------------------------------------------
+
+    def _generate(self) -> None:
+        generations: list[Generation] = []  # those with texts in the batch
+        while True:
+            with self._changed:
+                while not (self._is_closed or self._to_generate or self._calls or not self._batch.is_idle):
+                    self._changed.wait()
+                if self._is_closed:
+                    break
+                added, self._to_generate = list(self._to_generate), deque()
+                call = self._calls.popleft() if self._calls else None
+            for generation, texts in added:
+                generations.append(generation)
+                try:
+                    for request, choice in zip(texts, generation.choices, strict=True):
+                        self._batch.add(request, choice)
+                except Exception as exc:
+                    generation.fail(exc)
+                    generation.cancel()
+            if call is not None:
+                call()
+            self._batch.step()
+            for generation in generations:
+                generation.flush()
+            generations = [each for each in generations if each.num_open and each.is_wanted]
+        self._batch.close()
+        for waiting in self._calls:
+            waiting()

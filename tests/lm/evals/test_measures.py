@@ -33,6 +33,7 @@ from homing.lm.evals.text_loss import STRETCH_BYTES, Text, held_out_text, measur
 from homing.lm.generate import Card, generate
 from homing.lm.model import Decoder
 from homing.lm.tokenizer.tokenizer import CHAT_TEMPLATE, SPECIALS
+from homing.sampling_settings import SamplingSettings
 from homing.wire.run_json import PhaseData
 
 WORDS = "the cat sat on a mat and the dog ran home to eat red fish at night. "
@@ -259,7 +260,11 @@ def test_a_cloze_is_right_where_the_model_would_have_written_it(subject: Subject
     tokenizer = subject.tokenizer
     for seed in range(100):  # until what it writes is text that is cut into the same tokens again
         subject.model.init_weights(seed)
-        ids = list(generate(subject.model, [tokenizer.end_of_text_id], num_tokens=3, temperature=0))
+        ids = list(
+            generate(
+                subject.model, [tokenizer.end_of_text_id], num_tokens=3, sampling=SamplingSettings(temperature=0.0)
+            )
+        )
         written = tokenizer.decode(ids)
         if tokenizer.encode(written) == ids and written.isprintable():
             break
@@ -285,7 +290,9 @@ def test_one_answer_is_the_likeliest_text_and_is_judged_as_in_rl(subject: Subjec
     stops = [subject.tokenizer.end_of_text_id, subject.tokenizer.specials["<|im_end|>"]]
     for seed in range(100):  # until it says something that can be judged
         subject.model.init_weights(seed)
-        said = subject.tokenizer.decode(generate(subject.model, ids, num_tokens=6, temperature=0, stop_ids=stops))
+        said = subject.tokenizer.decode(
+            generate(subject.model, ids, num_tokens=6, sampling=SamplingSettings(temperature=0.0), stop_ids=stops)
+        )
         if any(letter.isalpha() for letter in said):
             break
     else:

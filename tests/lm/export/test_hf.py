@@ -18,6 +18,7 @@ from homing.lm.export import hf_folder as folder
 from homing.lm.generate import generate, load_for_use
 from homing.lm.model import Decoder
 from homing.lm.model.open_weights import find_weights
+from homing.sampling_settings import SamplingSettings
 from homing.wire import codec
 from homing.wire.checkpoint_manifest import CheckpointManifest, Stage
 
@@ -40,7 +41,7 @@ def same_text(model: Decoder, tokenizer: Any, reference: Any) -> int:
     count = 0
     for prompt in PROMPTS:
         ids = [tokenizer.end_of_text_id, *tokenizer.encode(prompt)]
-        ours = list(generate(model, ids, num_tokens=12, temperature=0.0))
+        ours = list(generate(model, ids, num_tokens=12, sampling=SamplingSettings(temperature=0.0)))
         out = reference.generate(
             torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=12, do_sample=False,
             eos_token_id=None, use_cache=False,

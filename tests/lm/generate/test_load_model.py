@@ -19,6 +19,7 @@ from homing.lm.model import Decoder, config_json, lora
 from homing.lm.model.decoder import PRECISIONS
 from homing.lm.model.frozen_linear import lora_tensors
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
+from homing.sampling_settings import SamplingSettings
 from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest, FileHash
 from homing.wire.run_json import Lora, Run
@@ -281,7 +282,9 @@ def test_bytes_that_never_become_a_character_are_shown_as_such_and_do_not_stop_t
 
 def test_completion_begins_a_document_and_repeats_with_its_seed(checkpoint: Path) -> None:
     model, tokenizer = load_for_use(checkpoint, device="cpu")
-    texts = ["".join(complete(model, tokenizer, "the", num_tokens=20, seed=4)) for _ in range(2)]
+    texts = [
+        "".join(complete(model, tokenizer, "the", num_tokens=20, sampling=SamplingSettings(seed=4))) for _ in range(2)
+    ]
     assert texts[0] == texts[1] != ""
     assert isinstance("".join(complete(model, tokenizer, "", num_tokens=5)), str)
 

@@ -10,8 +10,10 @@ import torch
 
 from homing.errors import UsageError
 from homing.lm.generate import generate
-from homing.lm.generate.sampling import fit_window, pick
+from homing.lm.generate.pick_token import TokenPicker, pick_tokens
+from homing.lm.generate.sampling import fit_window
 from homing.lm.model import Decoder
+from homing.sampling_settings import SamplingSettings
 from homing.wire.run_json import Model
 
 SHAPE = Model("stock", "qwen3", 2, 32, 4, 2, 16, 48, 24, 100, False)
@@ -30,29 +32,34 @@ def built(arch: str = "qwen3", num_kv_heads: int = 2) -> Decoder:
 
 
 @torch.no_grad()
-def by_full_forward(
-    model: Decoder, prompt: list[int], num_tokens: int, *, temperature: float, top_k: int, seed: int
-) -> list[int]:
+def by_full_forward(model: Decoder, prompt: list[int], num_tokens: int, sampling: SamplingSettings) -> list[int]:
     """The reference: no cache, the whole window anew each time."""
-    generator = torch.Generator().manual_seed(seed)
+    picker = TokenPicker(sampling, prompt)
     context = model.shape.context
     window, out = list(prompt), []
     for _ in range(num_tokens):
         window = fit_window(window, context)
-        logits = model(torch.tensor([window]))[0, -1]
-        out.append(pick(logits, temperature=temperature, top_k=top_k, generator=generator))
+        out.append(pick_tokens(model(torch.tensor([window]))[:, -1], [picker])[0].id)
         window = [*window, out[-1]]
     return out
 
 
 @pytest.mark.parametrize(("arch", "num_kv_heads"), [("llama", 4), ("qwen2", 2), ("qwen3", 1)])
-@pytest.mark.parametrize(("temperature", "top_k"), [(0.0, 0), (1.0, 0), (0.7, 5)])
-def test_the_cache_changes_nothing(arch: str, num_kv_heads: int, temperature: float, top_k: int) -> None:
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingSettings(temperature=0.0),
+        SamplingSettings(temperature=1.0, top_k=0, seed=3),
+        SamplingSettings(temperature=0.7, top_k=5, seed=3),
+        SamplingSettings(top_p=0.8, repetition_penalty=1.3, frequency_penalty=0.5, seed=3),
+    ],
+    ids=["greedy", "all", "top-k", "penalties"],
+)
+def test_the_cache_changes_nothing(arch: str, num_kv_heads: int, sampling: SamplingSettings) -> None:
     model = built(arch, num_kv_heads)
-    settings = {"temperature": temperature, "top_k": top_k, "seed": 3}
     prompt = [5, 17, 99, 0, 42]
-    found = list(generate(model, prompt, num_tokens=19, **settings))
-    assert found == by_full_forward(model, prompt, 19, **settings)
+    found = list(generate(model, prompt, num_tokens=19, sampling=sampling))
+    assert found == by_full_forward(model, prompt, 19, sampling)
     assert len(set(found)) > 1
 
 
@@ -60,9 +67,9 @@ def test_the_cache_changes_nothing(arch: str, num_kv_heads: int, temperature: fl
 def test_a_text_longer_than_the_context_slides_on_by_half(prompt_length: int) -> None:
     model = built()
     prompt = [(7 * i) % 100 for i in range(prompt_length)]
-    settings = {"temperature": 0.8, "top_k": 20, "seed": 1}
-    found = list(generate(model, prompt, num_tokens=70, **settings))
-    assert found == by_full_forward(model, prompt, 70, **settings)
+    sampling = SamplingSettings(top_k=20, seed=1)
+    found = list(generate(model, prompt, num_tokens=70, sampling=sampling))
+    assert found == by_full_forward(model, prompt, 70, sampling)
 
 
 def test_logits_through_the_cache_are_those_of_the_full_forward() -> None:
@@ -91,14 +98,15 @@ def test_of_a_prompt_only_the_last_position_is_held_against_the_vocabulary(monke
 
 def test_one_seed_is_one_text_and_another_seed_another() -> None:
     model = built()
-    texts = [list(generate(model, [1], num_tokens=30, temperature=1.0, top_k=0, seed=s)) for s in (1, 1, 2)]
+    settings = [SamplingSettings(temperature=1.0, top_k=0, seed=seed) for seed in (1, 1, 2)]
+    texts = [list(generate(model, [1], num_tokens=30, sampling=sampling)) for sampling in settings]
     assert texts[0] == texts[1] != texts[2]
 
 
 def test_sampling_does_not_touch_the_global_random_state_or_gradients() -> None:
     model = built()
     torch.manual_seed(0)
-    stream = generate(model, [1], num_tokens=3, seed=1)
+    stream = generate(model, [1], num_tokens=3, sampling=SamplingSettings(seed=1))
     next(stream)
     assert torch.is_grad_enabled()
     list(stream)
@@ -109,30 +117,10 @@ def test_sampling_does_not_touch_the_global_random_state_or_gradients() -> None:
 
 def test_a_stop_id_ends_the_text_and_is_not_given_out() -> None:
     model = built()
-    free = list(generate(model, [1], num_tokens=20, temperature=0.0))
+    free = list(generate(model, [1], num_tokens=20, sampling=SamplingSettings(temperature=0.0)))
     stop = free[7]
-    stopped = list(generate(model, [1], num_tokens=20, temperature=0.0, stop_ids=[stop]))
+    stopped = list(generate(model, [1], num_tokens=20, sampling=SamplingSettings(temperature=0.0), stop_ids=[stop]))
     assert stopped == free[: free.index(stop)]
-
-
-def test_top_k_never_picks_outside_the_k_likeliest() -> None:
-    logits = torch.tensor([1.0, 5.0, 4.0, 4.0, 4.0, -1.0])
-    generator = torch.Generator().manual_seed(0)
-    picked = {pick(logits, temperature=2.0, top_k=3, generator=generator) for _ in range(300)}
-    assert len(picked) == 3
-    assert picked < {1, 2, 3, 4}
-
-
-def test_sampling_follows_the_softmax_at_its_temperature() -> None:
-    logits, generator = torch.tensor([0.0, 1.0, 2.0]), torch.Generator().manual_seed(0)
-    counts = torch.zeros(3)
-    for _ in range(4000):
-        counts[pick(logits, temperature=0.5, top_k=0, generator=generator)] += 1
-    torch.testing.assert_close(counts / 4000, torch.softmax(logits / 0.5, 0), atol=0.03, rtol=0)
-
-
-def test_temperature_zero_takes_the_likeliest() -> None:
-    assert pick(torch.tensor([0.0, 3.0, 2.9]), temperature=0.0, top_k=0, generator=torch.Generator()) == 1
 
 
 @pytest.mark.parametrize(
@@ -140,9 +128,14 @@ def test_temperature_zero_takes_the_likeliest() -> None:
     [
         ({"prompt_ids": []}, "no tokens"),
         ({"prompt_ids": [100]}, "outside the vocabulary of 100"),
-        ({"temperature": -1.0}, "temperature"),
-        ({"temperature": float("nan")}, "temperature"),
-        ({"top_k": -1}, "top-k"),
+        ({"sampling": SamplingSettings(temperature=-1.0)}, "temperature is -1.0; it must be 0 or more"),
+        ({"sampling": SamplingSettings(temperature=float("nan"))}, "temperature"),
+        ({"sampling": SamplingSettings(top_k=-1)}, "top_k"),
+        ({"sampling": SamplingSettings(top_p=0.0)}, "top_p is 0.0; it must be more than 0 and at most 1"),
+        ({"sampling": SamplingSettings(min_p=1.5)}, "min_p"),
+        ({"sampling": SamplingSettings(repetition_penalty=0.0)}, "repetition_penalty"),
+        ({"sampling": SamplingSettings(presence_penalty=float("inf"))}, "presence_penalty"),
+        ({"sampling": SamplingSettings(logit_bias={100: 1.0})}, "logit_bias names token 100"),
         ({"num_tokens": -5}, "-5"),
     ],
 )

@@ -13,6 +13,7 @@ from homing.lm.generate.chat_and_text import sample_texts, write_samples
 from homing.lm.model import Decoder, frozen_linear, lora
 from homing.lm.model.frozen_linear import lora_tensors
 from homing.lm.tokenizer import load_tokenizer
+from homing.sampling_settings import SamplingSettings
 from homing.wire.run_json import Lora, Sampling
 
 
@@ -46,7 +47,8 @@ def test_what_dora_needs_of_the_weights_is_computed_once_and_not_at_each_token(
     for tensor in lora_tensors(model).values():
         tensor += 0.3
     one_by_one = [
-        "".join(complete(model, tokenizer, prompt, num_tokens=20, seed=4 + n)) for n, prompt in enumerate("ab")
+        "".join(complete(model, tokenizer, prompt, num_tokens=20, sampling=SamplingSettings(seed=4 + n)))
+        for n, prompt in enumerate("ab")
     ]
     really, asked = frozen_linear.row_norms, list[frozen_linear.FrozenWeight]()
 

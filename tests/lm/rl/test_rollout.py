@@ -19,6 +19,7 @@ from homing.lm.rl.calculator import Calculator
 from homing.lm.rl.named_random import BITS, draws, pick_rows
 from homing.lm.rl.rollout import Sampler, lean_copy
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
+from homing.sampling_settings import SamplingSettings
 from homing.wire.run_json import Lora
 
 PROMPTS = [[0, 1, 40, 41, 42, 43], [0, 5, 60], [0, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99], [0, 200]]
@@ -50,7 +51,9 @@ def test_the_likeliest_tokens_of_all_prompts_at_once_are_those_of_each_alone(tmp
         for parameter in model.parameters():
             parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
     together = sampler(model, temperature=0.0).sample(PROMPTS, drawn(4, 1))
-    alone = [list(generate(model, prompt, num_tokens=10, temperature=0.0)) for prompt in PROMPTS]
+    alone = [
+        list(generate(model, prompt, num_tokens=10, sampling=SamplingSettings(temperature=0.0))) for prompt in PROMPTS
+    ]
     assert [sample.ids for sample in together] == alone
     assert len({tuple(ids) for ids in alone}) > 1
 
@@ -84,7 +87,10 @@ def test_with_frozen_weights_samples_follow_the_adapters_and_nothing_is_copied(m
             for number, tensor in enumerate(lora_tensors(model).values()):
                 tensor += 0.5 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(10 * number + turn))
         after = [sample.ids for sample in made.sample(PROMPTS, drawn(4, 1))]
-        alone = [list(generate(model, prompt, num_tokens=10, temperature=0.0)) for prompt in PROMPTS]
+        alone = [
+            list(generate(model, prompt, num_tokens=10, sampling=SamplingSettings(temperature=0.0)))
+            for prompt in PROMPTS
+        ]
         assert after == alone != before, "by the adapters as they are now, computed token by token"
         before = after
 

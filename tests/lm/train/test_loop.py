@@ -39,6 +39,7 @@ from homing.lm.train.checkpoints.compatibility import check_same
 from homing.lm.train.compute import hardware_choices
 from homing.lm.train.loop import train
 from homing.lm.train.stop_requests import ControlRequests, Stop
+from homing.sampling_settings import SamplingSettings
 from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest, Pointer
 from homing.wire.control_files import boot_clock_s
@@ -786,4 +787,4 @@ def test_swift_trains_stops_resumes_bit_equal_and_can_chat(tmp_path: Path, data_
     assert all(torch.equal(same[name], tensor) for name, tensor in weights(tmp_path / "whole", 6).items())
     model, _ = load_for_use(tmp_path / "whole/checkpoints/pretrain" / file_names.step_dir(6), "cpu")
     assert model.shape == run.model
-    assert len(list(generate(model, [1, 2, 3], num_tokens=5, temperature=0.0))) == 5
+    assert len(list(generate(model, [1, 2, 3], num_tokens=5, sampling=SamplingSettings(temperature=0.0)))) == 5

@@ -6,14 +6,15 @@ A base model only completes text, one line at a time.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from homing.api import notices
+from homing.api.models.generate_text import with_seed
 from homing.api.models.open_model import OpenModel, open_model
 from homing.errors import UsageError
+from homing.sampling_settings import DEFAULT_SAMPLING, SamplingSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,8 +37,8 @@ class ChatSession:
         model: OpenModel,
         *,
         tokens: int = 200,
-        temperature: float = 0.8,
-        top_k: int = 50,
+        sampling: SamplingSettings = DEFAULT_SAMPLING,
+        stop: Sequence[str] = (),
         seed: int | None = None,
         is_conversation: bool | None = None,
     ) -> None:
@@ -46,8 +47,8 @@ class ChatSession:
         from homing.lm.generate import read_card
 
         self.model = model
-        self.seed = secrets.randbelow(2**31) if seed is None else seed
-        self.settings: dict[str, Any] = {"num_tokens": tokens, "temperature": temperature, "top_k": top_k}
+        self.tokens, self.sampling, self.stop = tokens, sampling, tuple(stop)
+        self.seed = with_seed(sampling, seed).seed
         if is_conversation is None:
             is_conversation = learned_to_answer(read_card(model.folder))
         self.is_conversation = is_conversation
@@ -61,12 +62,13 @@ class ChatSession:
         """Yield the answer, or a base model's completion, piece by piece."""
         from homing.lm.generate import complete
 
-        seed, self.seed = self.seed, self.seed + 1
+        sampling, self.seed = with_seed(self.sampling, self.seed), self.seed + 1
         if self._turns is None:
-            return complete(self.model.model, self.model.tokenizer, line, seed=seed, **self.settings)
-        return self._answer(self._turns, line, seed)
+            model, tokenizer = self.model.model, self.model.tokenizer
+            return complete(model, tokenizer, line, num_tokens=self.tokens, sampling=sampling, stops=self.stop)
+        return self._answer(self._turns, line, sampling)
 
-    def _answer(self, turns: ChatTurns | TemplateTurns, line: str, seed: int) -> Iterator[str]:
+    def _answer(self, turns: ChatTurns | TemplateTurns, line: str, sampling: SamplingSettings) -> Iterator[str]:
         from homing.lm.generate import decode_stream, generate
 
         said: list[int] = []
@@ -78,9 +80,11 @@ class ChatSession:
 
         with reported_refusals():
             prompt_ids = turns.ask(line)
-        picked = generate(self.model.model, prompt_ids, stop_ids=turns.stop_ids, seed=seed, **self.settings)
+        picked = generate(
+            self.model.model, prompt_ids, num_tokens=self.tokens, sampling=sampling, stop_ids=turns.stop_ids
+        )
         try:
-            yield from decode_stream(self.model.tokenizer, remember(picked))
+            yield from decode_stream(self.model.tokenizer, remember(picked), self.stop)
         finally:
             # Even if the answer was cut short, keep what was generated, so that the next turn is well formed.
             turns.answered(said)
@@ -116,8 +120,8 @@ def open_chat(
     run: str | Path | None = None,
     *,
     tokens: int = 200,
-    temperature: float = 0.8,
-    top_k: int = 50,
+    sampling: SamplingSettings = DEFAULT_SAMPLING,
+    stop: Sequence[str] = (),
     seed: int | None = None,
     checkpoint: str | None = None,
     phase: str | None = None,
@@ -130,10 +134,9 @@ def open_chat(
     from homing.lm.device import describe_device
     from homing.lm.generate import read_card
 
-    seed = secrets.randbelow(2**31) if seed is None else seed
-    where = describe_device(model.model.device)
-    notices.say(f"{model.folder} on {where}, temperature {temperature:g}, top-k {top_k}, seed {seed}")
-    session = ChatSession(model, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
+    sampling = with_seed(sampling, seed)
+    notices.say(f"{model.folder} on {describe_device(model.model.device)}, {sampling.describe()}")
+    session = ChatSession(model, tokens=tokens, sampling=sampling, stop=stop, seed=sampling.seed)
     if session.is_conversation:
         warn_of_format(read_card(model.folder))
     else:

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from homing.api import notices
 from homing.api.models.open_model import OpenModel, open_model
 from homing.errors import UsageError
+from homing.sampling_settings import DEFAULT_SAMPLING, SamplingSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Continuation", "continue_text", "generate"]
+__all__ = ["Continuation", "continue_text", "generate", "with_seed"]
 
 
 class Continuation:
     """The continuation of a prompt. Iterate to generate it piece by piece; `text` is the part generated so far."""
 
     def __init__(
-        self, model: OpenModel, prompt: str, *, tokens: int, temperature: float, top_k: int, seed: int | None
+        self, model: OpenModel, prompt: str, *, tokens: int, sampling: SamplingSettings, stop: Sequence[str] = ()
     ) -> None:
         from homing.lm.device import describe_device
 
         self.model, self.prompt, self.max_tokens = model, prompt, tokens
-        self.temperature, self.top_k = temperature, top_k
-        self.seed = secrets.randbelow(2**31) if seed is None else seed
+        self.sampling, self.stop = sampling, tuple(stop)
         self.device = describe_device(model.model.device)
         self.text, self.num_tokens, self.seconds = "", 0, 0.0
 
@@ -45,11 +46,9 @@ class Continuation:
             [tokenizer.end_of_text_id, *tokenizer.encode(self.prompt)],
             stop_ids=tokenizer.stop_ids,
             num_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            seed=self.seed,
+            sampling=self.sampling,
         )
-        for piece in decode_stream(tokenizer, self._counted(ids)):
+        for piece in decode_stream(tokenizer, self._counted(ids), self.stop):
             self.text += piece
             yield piece
         self.seconds = time.perf_counter() - started
@@ -67,9 +66,8 @@ class Continuation:
             "text": self.text,
             "num_tokens": self.num_tokens,
             "is_ended": self.is_ended,
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "seed": self.seed,
+            "stop": list(self.stop),
+            **sampling_document(self.sampling),
         }
 
 
@@ -78,28 +76,30 @@ def generate(
     *,
     prompt: str = "",
     tokens: int = 200,
-    temperature: float = 0.8,
-    top_k: int = 50,
+    sampling: SamplingSettings = DEFAULT_SAMPLING,
+    stop: Sequence[str] = (),
     seed: int | None = None,
     checkpoint: str | None = None,
     phase: str | None = None,
     device: str = "auto",
     base: str = "",
 ) -> Continuation:
-    """Load a model and return the continuation of the prompt, which is generated while the caller iterates over it."""
+    """Load a model and return the continuation of the prompt, which is generated while the caller iterates over it.
+
+    The text ends before the first of the strings `stop`. `seed` replaces the seed of `sampling`; None picks one.
+    """
     _check_prompt(prompt)
     model = open_model(run, verb="generate", checkpoint=checkpoint, phase=phase, device=device, base=base)
 
     from homing.lm.device import describe_device
 
-    seed = secrets.randbelow(2**31) if seed is None else seed
-    where = describe_device(model.model.device)
-    notices.say(f"{model.folder} on {where}, temperature {temperature:g}, top-k {top_k}, seed {seed}")
-    return continue_text(model, prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
+    sampling = with_seed(sampling, seed)
+    notices.say(f"{model.folder} on {describe_device(model.model.device)}, {sampling.describe()}")
+    return continue_text(model, prompt, tokens=tokens, sampling=sampling, stop=stop)
 
 
 def continue_text(
-    model: OpenModel, prompt: str, *, tokens: int, temperature: float, top_k: int, seed: int | None
+    model: OpenModel, prompt: str, *, tokens: int, sampling: SamplingSettings, stop: Sequence[str] = ()
 ) -> Continuation:
     """Return a loaded model's continuation of the prompt."""
     _check_prompt(prompt)
@@ -107,7 +107,17 @@ def continue_text(
     if num_tokens > context:
         read = context // 2
         notices.say(f"The prompt has {num_tokens:,} tokens; only the last {read:,} fit in the model's context.")
-    return Continuation(model, prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
+    return Continuation(model, prompt, tokens=tokens, sampling=sampling, stop=stop)
+
+
+def with_seed(sampling: SamplingSettings, seed: int | None) -> SamplingSettings:
+    """Return the settings with this seed, or with a random one."""
+    return dataclasses.replace(sampling, seed=secrets.randbelow(2**31) if seed is None else seed)
+
+
+def sampling_document(sampling: SamplingSettings) -> dict[str, Any]:
+    """Return the settings for a JSON document."""
+    return {**dataclasses.asdict(sampling), "logit_bias": {str(i): bias for i, bias in sampling.logit_bias.items()}}
 
 
 def _check_prompt(prompt: str) -> None:

@@ -14,12 +14,13 @@ from homing.api.models.chat_session import reported_refusals, warn_of_format
 from homing.api.models.open_model import open_model
 from homing.api.token_and_port import given_token
 from homing.errors import UsageError
+from homing.sampling_settings import DEFAULT_SAMPLING, SamplingSettings
 
 if TYPE_CHECKING:
     import socket
 
     from homing.web.model_session import GenerationSession
-    from homing.web.openai_format import Defaults
+    from homing.web.openai_requests import Defaults
 
 __all__ = ["TOKEN", "ModelServer", "serve_model"]
 
@@ -67,8 +68,7 @@ def serve_model(
     host: str = "127.0.0.1",
     network: bool = False,
     tokens: int = 200,
-    temperature: float = 0.8,
-    top_k: int = 50,
+    sampling: SamplingSettings = DEFAULT_SAMPLING,
     checkpoint: str | None = None,
     phase: str | None = None,
     device: str = "auto",
@@ -76,7 +76,7 @@ def serve_model(
 ) -> ModelServer:
     """Load a model and start serving it. `network`: allow other computers to connect, unencrypted.
 
-    `tokens`, `temperature` and `top_k` are the defaults for requests. The access token is the value of
+    `tokens` and `sampling` are the defaults for requests. The access token is the value of
     HOMING_SERVE_TOKEN, or a new one.
     """
     need("lm", verb="serve")
@@ -88,14 +88,14 @@ def serve_model(
     from homing.lm.device import describe_device
     from homing.lm.generate import read_card
     from homing.web.model_session import GenerationSession
-    from homing.web.openai_format import Defaults
+    from homing.web.openai_requests import Defaults
     from homing.web.threaded_server import listen
 
     with reported_refusals():
         session = GenerationSession(model.model, model.tokenizer, model.folder)
     notices.say(
         f"{model.folder} on {describe_device(model.model.device)}. Request defaults:"
-        f" {tokens} tokens, temperature {temperature:g}, top-k {top_k}."
+        f" {tokens} tokens, {sampling.describe().rpartition(',')[0]}."
     )
     if session.is_chat:
         warn_of_format(read_card(model.folder))
@@ -105,7 +105,7 @@ def serve_model(
     here = sock.getsockname()[1]
     if port not in (0, here):
         notices.say(f"Port {port} is in use; using {here}.")
-    return ModelServer(session, sock, host, Defaults(tokens, temperature, top_k), given, is_open)
+    return ModelServer(session, sock, host, Defaults(tokens, sampling), given, is_open)
 
 
 def _is_open(host: str, *, is_allowed: bool) -> bool:

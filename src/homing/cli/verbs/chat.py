@@ -8,8 +8,24 @@ from collections.abc import Iterator
 from homing.api.models.chat_session import ChatSession, open_chat
 from homing.cli import output
 from homing.cli.options import Base, Json
-from homing.cli.verbs.generate import Checkpoint, Device, Model, Phase, Seed, Temperature, Tokens, TopK
+from homing.cli.verbs.generate import (
+    Checkpoint,
+    Device,
+    FrequencyPenalty,
+    MinP,
+    Model,
+    Phase,
+    PresencePenalty,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    Temperature,
+    Tokens,
+    TopK,
+    TopP,
+)
 from homing.errors import UsageError
+from homing.sampling_settings import SamplingSettings
 
 __all__ = ["command"]
 
@@ -22,6 +38,12 @@ def command(
     tokens: Tokens = 200,
     temperature: Temperature = 0.8,
     top_k: TopK = 50,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    stop: Stop = None,
     seed: Seed = None,
     checkpoint: Checkpoint = None,
     phase: Phase = None,
@@ -33,8 +55,10 @@ def command(
     session = open_chat(
         run,
         tokens=tokens,
-        temperature=temperature,
-        top_k=top_k,
+        sampling=SamplingSettings(
+            temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty
+        ),
+        stop=stop or (),
         seed=seed,
         checkpoint=checkpoint,
         phase=phase,

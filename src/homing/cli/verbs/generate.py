@@ -12,6 +12,7 @@ from homing.cli import output
 from homing.cli.complete import run_words
 from homing.cli.options import Base, Json
 from homing.errors import UsageError
+from homing.sampling_settings import SamplingSettings
 from homing.units import format_rate
 
 __all__ = ["command"]
@@ -29,6 +30,26 @@ Temperature = Annotated[
     float, typer.Option(min=0.0, max=100.0, help="Sampling temperature; 0 always takes the most likely token.")
 ]
 TopK = Annotated[int, typer.Option("--top-k", min=0, help="Sample from only the N most likely tokens; 0 for all.")]
+TopP = Annotated[
+    float,
+    typer.Option("--top-p", min=0.0, max=1.0, help="Sample from the most likely tokens whose chances add up to this."),
+]
+MinP = Annotated[
+    float,
+    typer.Option("--min-p", min=0.0, max=1.0, help="Skip tokens below this share of the most likely one's chance."),
+]
+RepetitionPenalty = Annotated[
+    float, typer.Option(min=0.01, max=100.0, help="Over 1 makes tokens that already occurred less likely; try 1.1.")
+]
+PresencePenalty = Annotated[
+    float, typer.Option(min=-100.0, max=100.0, help="Subtracted once from the logit of each token in the new text.")
+]
+FrequencyPenalty = Annotated[
+    float, typer.Option(min=-100.0, max=100.0, help="Subtracted for each time a token occurs in the new text.")
+]
+Stop = Annotated[
+    list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; may be repeated.")
+]
 Seed = Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="The same seed gives the same text.")]
 Checkpoint = Annotated[
     str | None,
@@ -48,6 +69,12 @@ def command(
     tokens: Tokens = 200,
     temperature: Temperature = 0.8,
     top_k: TopK = 50,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    stop: Stop = None,
     seed: Seed = None,
     checkpoint: Checkpoint = None,
     phase: Phase = None,
@@ -60,8 +87,10 @@ def command(
         run,
         prompt=_read_prompt(prompt),
         tokens=tokens,
-        temperature=temperature,
-        top_k=top_k,
+        sampling=SamplingSettings(
+            temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty
+        ),
+        stop=stop or (),
         seed=seed,
         checkpoint=checkpoint,
         phase=phase,

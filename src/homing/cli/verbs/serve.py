@@ -9,7 +9,21 @@ import typer
 from homing.api.models.serve_model import TOKEN, ModelServer, serve_model
 from homing.cli import output
 from homing.cli.options import Base, Json
-from homing.cli.verbs.generate import Checkpoint, Device, Model, Phase, Temperature, Tokens, TopK
+from homing.cli.verbs.generate import (
+    Checkpoint,
+    Device,
+    FrequencyPenalty,
+    MinP,
+    Model,
+    Phase,
+    PresencePenalty,
+    RepetitionPenalty,
+    Temperature,
+    Tokens,
+    TopK,
+    TopP,
+)
+from homing.sampling_settings import SamplingSettings
 
 __all__ = ["command"]
 
@@ -27,6 +41,11 @@ def command(
     tokens: Tokens = 200,
     temperature: Temperature = 0.8,
     top_k: TopK = 50,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
     checkpoint: Checkpoint = None,
     phase: Phase = None,
     device: Device = "auto",
@@ -35,8 +54,8 @@ def command(
 ) -> None:  # fmt: skip
     """Serve a trained model through an OpenAI-compatible API with a chat page, until Ctrl-C.
 
-    Prints the address of the page, the variables for OpenAI clients and an example request. --tokens, --temperature and
-    --top-k are the defaults for requests that do not set them. Set the access token with HOMING_SERVE_TOKEN; otherwise
+    Prints the address of the page, the variables for OpenAI clients and an example request. --tokens and the sampling
+    options are the defaults for requests that do not set them. Set the access token with HOMING_SERVE_TOKEN; otherwise
     a new token is generated on every start.
     """
     server = serve_model(
@@ -45,8 +64,9 @@ def command(
         host=host,
         network=network,
         tokens=tokens,
-        temperature=temperature,
-        top_k=top_k,
+        sampling=SamplingSettings(
+            temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty
+        ),
         checkpoint=checkpoint,
         phase=phase,
         device=device,

@@ -14,23 +14,22 @@ generator and does not affect the random state of training.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from homing.errors import DataError
 from homing.lm.generate.sampling import generate, warn
+from homing.lm.generate.text_stream import decode_stream
 from homing.lm.model import Decoder, lora
 from homing.lm.tokenizer import Tokenizer
 from homing.lm.tokenizer.tokenizer import IM_END, IM_START, lacks_turns
+from homing.sampling_settings import DEFAULT_SAMPLING, SamplingSettings
 from homing.wire import file_names
 from homing.wire.run_json import Sampling
 
-__all__ = ["ChatTurns", "complete", "decode_stream", "sample_texts", "write_samples"]
+__all__ = ["ChatTurns", "complete", "sample_texts", "write_samples"]
 
 _GREETING = "Hello! Who are you?"  # default prompt for chat samples, if the run file does not set any
-_HALF = "\ufffd"  # U+FFFD, which replaces incomplete characters and invalid bytes in decoded text
-# Maximum number of tokens to hold back: a UTF-8 character has at most four bytes, and at least one is still missing.
-_MOST_BEFORE = 3
 
 
 def complete(
@@ -39,9 +38,8 @@ def complete(
     prompt: str,
     *,
     num_tokens: int,
-    temperature: float = 0.8,
-    top_k: int = 50,
-    seed: int = 0,
+    sampling: SamplingSettings = DEFAULT_SAMPLING,
+    stops: Sequence[str] = (),
     notify: Callable[[str], None] = warn,
 ) -> Iterator[str]:
     """Yield the continuation of a document that begins with `prompt`, until the model ends the document."""
@@ -50,33 +48,11 @@ def complete(
         model,
         ids,
         num_tokens=num_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        seed=seed,
+        sampling=sampling,
         stop_ids=tokenizer.stop_ids,
         notify=notify,
     )
-    return decode_stream(tokenizer, picked)
-
-
-def decode_stream(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
-    """Yield text as soon as its characters are complete, because a character may span several tokens.
-
-    A token may end one character and begin the next, so only the tokens of the incomplete character are held back.
-    """
-    held: list[int] = []
-    num_shown = 0  # number of characters of `held` that were already yielded
-    for i in ids:
-        held.append(i)
-        text = tokenizer.decode(held)
-        is_whole = not text.endswith(_HALF)
-        end = len(text) if is_whole else len(text) - 1
-        if end > num_shown:
-            yield text[num_shown:end]
-        held = [] if is_whole else held[-_MOST_BEFORE:]
-        num_shown = 0 if is_whole else len(tokenizer.decode(held)) - 1
-    if held:
-        yield tokenizer.decode(held)[num_shown:]
+    return decode_stream(tokenizer, picked, stops)
 
 
 class ChatTurns:
@@ -143,10 +119,8 @@ def sample_texts(
 def _continuation(
     model: Decoder, tokenizer: Tokenizer, prompt: str, sampling: Sampling, seed: int, notify: Callable[[str], None]
 ) -> Iterator[str]:
-    return complete(
-        model, tokenizer, prompt, num_tokens=sampling.num_tokens, temperature=sampling.temperature,
-        top_k=sampling.top_k, seed=seed, notify=notify,
-    )  # fmt: skip
+    settings = _settings(sampling, seed)
+    return complete(model, tokenizer, prompt, num_tokens=sampling.num_tokens, sampling=settings, notify=notify)
 
 
 def _answer(
@@ -154,10 +128,14 @@ def _answer(
 ) -> Iterator[str]:
     turns = ChatTurns(tokenizer)
     picked = generate(
-        model, turns.ask(prompt), num_tokens=sampling.num_tokens, temperature=sampling.temperature,
-        top_k=sampling.top_k, seed=seed, stop_ids=turns.stop_ids, notify=notify,
+        model, turns.ask(prompt), num_tokens=sampling.num_tokens, sampling=_settings(sampling, seed),
+        stop_ids=turns.stop_ids, notify=notify,
     )  # fmt: skip
     return decode_stream(tokenizer, picked)
+
+
+def _settings(sampling: Sampling, seed: int) -> SamplingSettings:
+    return SamplingSettings(temperature=sampling.temperature, top_k=sampling.top_k, seed=seed)
 
 
 def write_samples(run_dir: Path, phase: str, step: int, texts: list[tuple[str, str]]) -> Path:

@@ -16,8 +16,8 @@ context is cut in the same way.
 On CUDA, steps without a graph give the same logits, so a seed always gives the same text, whatever its length and
 whether or not capturing graphs works.
 
-Ids are picked on the CPU with a separate random generator, so a seed gives the same text on every device, as long as
-the logits agree, and sampling never affects the random state of a training run.
+Ids are picked by `pick_token`, with a separate random generator, so a seed gives the same text on every device, as
+long as the logits agree, and sampling never affects the random state of a training run.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from homing.errors import UsageError
 from homing.lm.decoding_step import REACH, Steps, room_for
+from homing.lm.generate.pick_token import TokenPicker, pick_tokens, refuse_bad_settings
 from homing.lm.model import Decoder, KVCache
 from homing.lm.model.attention import RowCache
+from homing.sampling_settings import DEFAULT_SAMPLING, SamplingSettings
 
-__all__ = ["WORTH", "Reader", "fit_window", "generate", "pick", "warn"]
+__all__ = ["WORTH", "Reader", "fit_window", "generate", "warn"]
 
 warn = logging.getLogger(__name__).warning  # default value of `notify`
 
@@ -45,26 +46,24 @@ def generate(
     prompt_ids: Sequence[int],
     *,
     num_tokens: int,
-    temperature: float = 0.8,
-    top_k: int = 50,
-    seed: int = 0,
+    sampling: SamplingSettings = DEFAULT_SAMPLING,
     stop_ids: Collection[int] = (),
     notify: Callable[[str], None] = warn,
 ) -> Iterator[int]:
-    """Yield at most `num_tokens` ids, ending before a stop id. Temperature 0 picks the most likely id.
+    """Yield at most `num_tokens` ids, ending before a stop id.
 
     `notify` is called with a warning if generation is slower than it should be.
     """
-    _check(prompt_ids, num_tokens, temperature, top_k, model.shape.vocab_size)
-    return _generate(model, list(prompt_ids), num_tokens, temperature, top_k, seed, frozenset(stop_ids), notify)
+    refuse_bad_settings(sampling, model.shape.vocab_size, _problems(prompt_ids, num_tokens, model.shape.vocab_size))
+    return _generate(model, list(prompt_ids), num_tokens, sampling, frozenset(stop_ids), notify)
 
 
 def _generate(
-    model: Decoder, ids: list[int], num_tokens: int, temperature: float, top_k: int, seed: int,
-    stop_ids: frozenset[int], notify: Callable[[str], None],
+    model: Decoder, ids: list[int], num_tokens: int, sampling: SamplingSettings, stop_ids: frozenset[int],
+    notify: Callable[[str], None],
 ) -> Iterator[int]:  # fmt: skip
     context = model.shape.context
-    generator = torch.Generator("cpu").manual_seed(seed)
+    picker = TokenPicker(sampling, ids)
     unread = window = fit_window(ids, context)
     # Close the reader even if the caller does not consume all ids.
     with closing(Reader(model, capacity=min(context, len(window) + num_tokens), notify=notify)) as reader:
@@ -73,9 +72,7 @@ def _generate(
                 unread = window = fit_window(window, context)
                 reader.clear()
             # Do not keep a reference to the logits, because closing may free their memory.
-            picked = pick(
-                reader.read(unread, num_to_come=num_to_come), temperature=temperature, top_k=top_k, generator=generator
-            )
+            picked = pick_tokens(reader.read(unread, num_to_come=num_to_come).unsqueeze(0), [picker])[0].id
             if picked in stop_ids:
                 return
             yield picked
@@ -88,19 +85,7 @@ def fit_window(ids: list[int], context: int) -> list[int]:
     return ids if len(ids) <= context else ids[-max(1, context // 2) :]
 
 
-def pick(logits_V: Tensor, *, temperature: float, top_k: int, generator: torch.Generator) -> int:
-    logits_V = logits_V.float().cpu()
-    if temperature == 0:
-        return int(logits_V.argmax())
-    if 0 < top_k < logits_V.numel():
-        # Select by index, not by comparing values, because with equal logits a threshold could select more than top_k.
-        best = logits_V.topk(top_k)
-        weights = torch.softmax(best.values / temperature, dim=0)
-        return int(best.indices[torch.multinomial(weights, 1, generator=generator)])
-    return int(torch.multinomial(torch.softmax(logits_V / temperature, dim=0), 1, generator=generator))
-
-
-def _check(prompt_ids: Sequence[int], num_tokens: int, temperature: float, top_k: int, vocab_size: int) -> None:
+def _problems(prompt_ids: Sequence[int], num_tokens: int, vocab_size: int) -> list[str]:
     problems = []
     if not prompt_ids:
         problems.append("the prompt has no tokens; use <|endoftext|> to begin a new document")
@@ -108,16 +93,7 @@ def _check(prompt_ids: Sequence[int], num_tokens: int, temperature: float, top_k
         problems.append(f"the prompt contains ids outside the vocabulary of {vocab_size} tokens")
     if num_tokens < 0:
         problems.append(f"the number of tokens is {num_tokens}; it must be 0 or more")
-    if not 0 <= temperature < float("inf"):
-        problems.append(f"the temperature is {temperature}; it must be 0 or more")
-    if top_k < 0:
-        problems.append(f"top-k is {top_k}; it must be 0 (no limit) or more")
-    if problems:
-        raise UsageError(
-            what="Invalid sampling settings.",
-            why="\n".join(problems),
-            fix="See the valid values: homing generate --help",
-        )
+    return problems
 
 
 # Capture a graph only if at least this many ids remain. Capturing runs a step a few times, waits for the GPU and frees

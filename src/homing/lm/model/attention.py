@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import torch
@@ -182,6 +183,44 @@ class RowCache(KVCache):
             layers, rows, heads, places, size = source.shape
             per_prompt = mine.view(layers, rows, repeats, heads, self.capacity, size)
             per_prompt[:, :, :, :, :places] = source.unsqueeze(2)
+
+    def row(self, number: int, length: int, embedded_B1D: Tensor | None) -> KVCache:
+        """Return a plain cache of one row, which shares this cache's memory and has `length` filled positions.
+
+        `embedded_B1D` is the embedding of the last token, if there is one.
+        """
+        made = object.__new__(KVCache)
+        made.keys_LBGSK, made.values_LBGSK = (
+            each[:, number : number + 1] for each in (self.keys_LBGSK, self.values_LBGSK)
+        )
+        made.capacity, made.length, made.embedded_B1D = self.capacity, length, embedded_B1D
+        return made
+
+    def set_embedded(self, number: int, read: KVCache) -> None:
+        """Take over the embedding of the last token that was read into a row."""
+        if read.embedded_B1D is not None:
+            self._embedded_B1D[number : number + 1] = read.embedded_B1D
+
+    def copy_row(self, source: int, target: int, num_places: int) -> None:
+        """Copy the first positions of a row, and the embedding of its last token, to another row."""
+        for each in (self.keys_LBGSK, self.values_LBGSK):
+            each[:, target, :, :num_places] = each[:, source, :, :num_places]
+        self._embedded_B1D[target] = self._embedded_B1D[source]
+
+    def take_over(self, smaller: RowCache) -> None:
+        """Copy all rows of a smaller cache into the first rows of this one."""
+        num_rows = len(smaller.places_B)
+        self.keys_LBGSK[:, :num_rows] = smaller.keys_LBGSK
+        self.values_LBGSK[:, :num_rows] = smaller.values_LBGSK
+        self._embedded_B1D[:num_rows] = smaller._embedded_B1D
+
+    def first(self, num_rows: int) -> RowCache:
+        """Return a cache of the first rows, which shares this cache's memory."""
+        made = copy(self)
+        made.keys_LBGSK, made.values_LBGSK = (each[:, :num_rows] for each in (self.keys_LBGSK, self.values_LBGSK))
+        made._embedded_B1D, made.places_B = self._embedded_B1D[:num_rows], self.places_B[:num_rows]
+        made._rows_B, made._is_ahead_BS = self._rows_B[:num_rows], self._is_ahead_BS[:num_rows]
+        return made
 
     def look(self) -> None:
         """Compute which positions each row may attend to. Call once per step: all layers use the result."""

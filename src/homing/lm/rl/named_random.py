@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["BITS", "draws", "pick_rows", "source"]
+from homing.lm.generate.pick_token import BITS, draw_candidates
 
-BITS = 31  # number of bits in a random integer; the product of two 31-bit integers fits in 64 bits
+__all__ = ["BITS", "draws", "pick_rows", "source"]
 
 
 def source(*name: object) -> np.random.Generator:
@@ -44,12 +44,7 @@ def pick_rows(logits_BV: Tensor, draws_B: Tensor, *, temperature: float, top_k: 
     candidates_BC, ids_BC = logits_BV, None
     if 0 < top_k < logits_BV.shape[1]:
         candidates_BC, ids_BC = logits_BV.topk(top_k, dim=-1)
-    shares_BC = (torch.softmax(candidates_BC / temperature, dim=-1) * 2.0**BITS).to(torch.int64)
-    sums_BC = shares_BC.cumsum(dim=-1)
-    at_B1 = (draws_B.unsqueeze(1) * sums_BC[:, -1:]) >> BITS  # less than the total
-    # Pick the first candidate with a cumulative sum above the draw. The clamp is for NaN logits, which would otherwise
-    # give an index past the end.
-    picked_B1 = torch.searchsorted(sums_BC, at_B1, right=True).clamp(max=sums_BC.shape[1] - 1)
+    picked_B1 = draw_candidates(torch.softmax(candidates_BC / temperature, dim=-1), draws_B.unsqueeze(1))
     return (picked_B1 if ids_BC is None else ids_BC.gather(1, picked_B1)).squeeze(1)
 
 

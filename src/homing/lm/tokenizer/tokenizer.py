@@ -165,6 +165,15 @@ class Tokenizer:
         with panics_as_errors(self._path):
             return str(self._backend.decode(list(ids), skip_special_tokens=skip_specials))
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return the bytes that the id stands for; a special token's name, and nothing for an id without a token."""
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token in self.specials or not set(token) <= CHAR_TO_BYTE.keys():
+            return str(token).encode()
+        return bytes(CHAR_TO_BYTE[char] for char in token)
+
     def token_bytes(self) -> list[int]:
         """Return the number of UTF-8 bytes of each id; 0 for special tokens."""
         sizes, added = [0] * self.vocab_size, self._backend.get_added_tokens_decoder()

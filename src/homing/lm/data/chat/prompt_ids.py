@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from homing.lm.data.chat.chat_settings import open_renderer
 from homing.lm.data.chat.messages import Fault, Message
@@ -72,12 +72,17 @@ class Prompter:
         else:
             self.stop_ids = TemplateTurns(self._renderer, tokenizer.decode, tokenizer.end_of_text_id).stop_ids
 
-    def prompt(self, messages: list[Message]) -> list[int]:
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the template can show tools to the model."""
+        return self._renderer is not None and "tools" in self._renderer.template.source
+
+    def prompt(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Return the ids of the prompt, up to where the model answers; raises Fault if the template rejects it."""
         from homing.lm.generate import ChatTurns
 
         if self._renderer is not None:
-            return self._renderer.prompt(messages)
+            return self._renderer.prompt(messages, tools)
         turns = ChatTurns(self._tokenizer)
         for message in messages:
             turns.add(message["role"], message["content"])

@@ -141,10 +141,11 @@ class Renderer:
             raise row
         return row
 
-    def prompt(self, messages: list[dict[str, Any]]) -> list[int]:
+    def prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Return the ids of all messages, followed by the beginning of the assistant's turn."""
-        marks = _spare_characters(Conversation(messages))
-        text = self.template.render(_broken(messages, marks[0], self.tokens), None, add_generation_prompt=True)
+        marks = _spare_characters(Conversation(messages, tools))
+        broken_tools = _broken_values(tools, marks[0], self.tokens, keeps_own=False)
+        text = self.template.render(_broken(messages, marks[0], self.tokens), broken_tools, add_generation_prompt=True)
         (example,) = self._encode([_Text(text, [], marks[0])])
         return [int(i) for i in example.ids]
 

@@ -1,0 +1,208 @@
+"""Many texts at once give each text what it gets alone, whoever joins, leaves or shares its beginning."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from tests.lm.test_decoding_step import MODELS, built
+
+from homing.errors import UsageError
+from homing.lm.generate import generate
+from homing.lm.generate.batching import BatchGenerator, TextRequest
+from homing.lm.generate.pick_token import Picked
+from homing.lm.model import Decoder
+from homing.sampling_settings import SamplingSettings
+
+GREEDY = SamplingSettings(temperature=0.0)
+
+
+class Heard:
+    """Keeps what a text's listener is given; may leave after some tokens."""
+
+    def __init__(self, *, leaves_after: int = 10**9, most: int = 10**9) -> None:
+        self.ids: list[int] = []
+        self.picks: list[Picked] = []
+        self.prompt: list[Picked] = []
+        self.is_stopped: bool | None = None
+        self.error: Exception | None = None
+        self._leaves_after, self._most = leaves_after, most
+
+    @property
+    def is_wanted(self) -> bool:
+        return len(self.ids) < self._leaves_after
+
+    def scored(self, picked: Sequence[Picked]) -> None:
+        self.prompt += picked
+
+    def picked(self, picked: Picked) -> bool:
+        self.ids.append(picked.id)
+        self.picks.append(picked)
+        return len(self.ids) < self._most
+
+    def ended(self, *, is_stopped: bool) -> None:
+        assert self.is_stopped is None, "a text ends once"
+        self.is_stopped = is_stopped
+
+    def failed(self, error: Exception) -> None:
+        self.error = error
+
+
+def run(batch: BatchGenerator) -> None:
+    for _ in range(10_000):
+        if batch.is_idle:
+            return
+        batch.step()
+    raise AssertionError("the batch does not end")
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(100), k=length)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_texts_in_a_batch_are_those_generated_alone(name: str) -> None:
+    model = built(**MODELS[name])
+    settings = [GREEDY, SamplingSettings(seed=4), SamplingSettings(top_p=0.9, top_k=0, seed=5)]
+    requests = [
+        TextRequest(prompt_of(3 + 11 * n, n), 5 + 7 * (n % 4), settings[n % 3], stop_ids=[n]) for n in range(12)
+    ]
+    heard = [Heard() for _ in requests]
+    batch = BatchGenerator(model, max_rows=5)
+    for number, (request, listener) in enumerate(zip(requests, heard, strict=True)):
+        batch.add(request, listener)
+        if number % 3 == 0:
+            batch.step()
+    run(batch)
+    for request, listener in zip(requests, heard, strict=True):
+        alone = list(generate(
+            model, request.prompt_ids, num_tokens=request.num_tokens, sampling=request.sampling,
+            stop_ids=request.stop_ids,
+        ))  # fmt: skip
+        assert listener.ids == alone
+        assert listener.is_stopped == (len(alone) < request.num_tokens)
+
+
+@pytest.mark.parametrize("name", ["qwen3, two heads for one", "swift"])
+def test_a_known_beginning_is_copied_and_changes_nothing(name: str) -> None:
+    model = built(**MODELS[name])
+    batch = BatchGenerator(model, max_rows=4)
+    system = prompt_of(40, 1)
+    texts: dict[int, list[int]] = {who: system + prompt_of(5, 10 + who) for who in range(6)}
+    for turn in range(4):
+        for who in texts:
+            heard = Heard()
+            batch.add(TextRequest(texts[who], 6, GREEDY), heard)
+            run(batch)
+            assert heard.ids == list(generate(model, texts[who], num_tokens=6, sampling=GREEDY)), (turn, who)
+            texts[who] = texts[who] + heard.ids + prompt_of(4, 100 * turn + who)
+    # At least the system prompt is copied each time but the first; most turns find all of their conversation.
+    assert batch.num_reused >= 23 * len(system)
+
+
+def test_several_answers_to_one_prompt_read_it_once() -> None:
+    model, batch = built(), BatchGenerator(built(), max_rows=8)
+    prompt, heard = prompt_of(50, 3), [Heard() for _ in range(6)]
+    for number, listener in enumerate(heard):
+        batch.add(TextRequest(prompt, 10, SamplingSettings(seed=number)), listener)
+    run(batch)
+    assert batch.num_reused == 5 * (len(prompt) - 1)
+    for number, listener in enumerate(heard):
+        assert listener.ids == list(generate(model, prompt, num_tokens=10, sampling=SamplingSettings(seed=number)))
+
+
+def test_a_text_nobody_wants_any_more_leaves_its_row_at_once() -> None:
+    batch = BatchGenerator(built(), max_rows=2)
+    gone, stays, waits = Heard(leaves_after=3), Heard(), Heard()
+    for listener in (gone, stays, waits):
+        batch.add(TextRequest(prompt_of(9, 1), 20, GREEDY), listener)
+    run(batch)
+    assert len(gone.ids) == 3
+    assert gone.is_stopped is None
+    assert len(stays.ids) == len(waits.ids) == 20
+
+
+def test_a_listener_can_end_its_text() -> None:
+    batch, heard = BatchGenerator(built()), Heard(most=4)
+    batch.add(TextRequest(prompt_of(5, 1), 20, GREEDY), heard)
+    run(batch)
+    assert len(heard.ids) == 4
+    assert heard.is_stopped is True
+
+
+def test_texts_come_and_go_in_any_order() -> None:
+    model, source = built(), random.Random(7)
+    batch = BatchGenerator(model, max_rows=6)
+    known: list[tuple[TextRequest, Heard]] = []
+    bases = [prompt_of(60, seed) for seed in range(3)]
+    for round_ in range(80):
+        if source.random() < 0.5:
+            prompt = source.choice(bases)[: source.randint(1, 60)] + prompt_of(source.randint(0, 9), round_)
+            leaves = source.choice([10**9, 10**9, source.randint(0, 5)])
+            known.append((TextRequest(prompt, source.randint(1, 30), GREEDY), Heard(leaves_after=leaves)))
+            batch.add(*known[-1])
+        batch.step()
+    run(batch)
+    for request, heard in known:
+        alone = list(generate(model, request.prompt_ids, num_tokens=request.num_tokens, sampling=GREEDY))
+        assert heard.ids == alone[: len(heard.ids)]
+        assert heard.is_stopped is False or len(heard.ids) == heard._leaves_after
+
+
+@pytest.mark.parametrize("name", ["qwen3, two heads for one", "swift"])
+def test_logprobs_are_those_of_the_plain_model(name: str) -> None:
+    model, heard = built(**MODELS[name]), Heard()
+    prompt = prompt_of(30, 2)
+    batch = BatchGenerator(model)
+    batch.add(TextRequest(prompt, 5, SamplingSettings(seed=1), num_logprobs=3, scores_prompt=True), heard)
+    run(batch)
+    ids = [*prompt, *heard.ids]
+    with torch.no_grad():
+        logs = torch.log_softmax(model(torch.tensor([ids]))[0], dim=-1)
+    found = [*heard.prompt, *heard.picks]
+    assert [each.id for each in found] == ids[1:]
+    for place, each in enumerate(found):
+        assert each.logprob == pytest.approx(float(logs[place, each.id]), abs=1e-4)
+        assert [i for i, _ in each.top] == logs[place].topk(3).indices.tolist()
+
+
+def test_a_prompt_can_be_scored_without_generating() -> None:
+    batch, heard = BatchGenerator(built()), Heard()
+    batch.add(TextRequest(prompt_of(8, 1), 0, GREEDY, num_logprobs=0, scores_prompt=True), heard)
+    run(batch)
+    assert len(heard.prompt) == 7
+    assert heard.ids == []
+    assert heard.is_stopped is False
+
+
+def test_a_failing_step_fails_its_texts_and_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built()
+    batch, first, second = BatchGenerator(model), Heard(), Heard()
+    batch.add(TextRequest(prompt_of(5, 1), 20, GREEDY), first)
+    batch.step()
+    with monkeypatch.context() as patched:
+        patched.setattr(Decoder, "forward", lambda *_, **__: 1 / 0)
+        batch.step()
+    assert isinstance(first.error, ZeroDivisionError)
+    batch.add(TextRequest(prompt_of(5, 1), 6, GREEDY), second)
+    run(batch)
+    assert second.ids == list(generate(model, prompt_of(5, 1), num_tokens=6, sampling=GREEDY))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"prompt_ids": []}, "no tokens"),
+        ({"prompt_ids": [100]}, "outside the vocabulary of 100"),
+        ({"num_tokens": 0}, "it must be 1 or more"),
+        ({"num_tokens": 384}, "exceed the context of 384"),
+        ({"sampling": SamplingSettings(top_p=0.0)}, "top_p is 0.0"),
+    ],
+)
+def test_impossible_requests_are_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        BatchGenerator(built()).add(TextRequest(**({"prompt_ids": [1], "num_tokens": 4} | changes)), Heard())
+    assert named in caught.value.why
