@@ -39,6 +39,6 @@ def _origin() -> tuple[list[str], str]:
         address, about = urlsplit(written.get("url", "")), written.get("dir_info")
     except (PackageNotFoundError, ValueError, AttributeError):
         return [], ""  # homing is a source tree on sys.path, or another tool wrote direct_url.json
-    if address.scheme != "file" or about is None:  # the URL may name a wheel file, which is not a folder
+    if address.scheme != "file" or about is None:  # the URL may point to a wheel file instead of a folder
         return [], ""
     return ["-e"] if about.get("editable") else [], unquote(address.path)

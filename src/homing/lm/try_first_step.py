@@ -3,9 +3,9 @@
     parameter count by part -> initial weights -> adapters if any -> 2 rows of the phase's data
     -> forward and backward -> is the loss plausible? -> is every trained tensor's gradient finite and non-zero?
 
-On a laptop and for free, this finds problems that would otherwise show up an hour later on a rented GPU. Weights or
-data that are missing or do not fit in this machine's memory are replaced by random numbers of the same shape, and the
-report lists them.
+This runs on a laptop at no cost and finds problems that would otherwise show up an hour later on a rented GPU. Weights
+or data that are missing or do not fit in this machine's memory are replaced by random numbers of the same shape, and
+the report lists them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class VerifyReport:
     parts: dict[str, int]  # part -> number of parameters, which is 0 for a tied head
     num_params: int
     device: str
-    phase: str  # the phase that was tested: always the first one, because later phases start from its result
+    phase: str  # the phase that was tested: always the run's first, because later phases start from its result
     weights: str  # description of the initial weights
     num_adapter_params: int  # number of adapter parameters; 0 if all weights are trained
     batch: str  # description of the two rows of data
@@ -71,7 +71,7 @@ class VerifyReport:
     grad_norm: float
     step_s: float
     problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # findings to look at, which may not be problems
+    notes: list[str] = field(default_factory=list)  # findings that deserve a look but may not be problems
     left_out: list[str] = field(default_factory=list)  # one sentence for each thing that was not checked
 
     @property
@@ -167,7 +167,7 @@ def _of_loss(found: float, vocab_size: int, *, is_fresh: bool) -> list[str]:
 def _of_trained(found: float, vocab_size: int) -> list[str]:
     """Return a note if the loss of trained weights is worse than guessing.
 
-    This is not a problem: a small model is often overconfident on text that differs from its training data.
+    Such a loss is not necessarily a problem: small models are often overconfident on text unlike their training data.
     """
     if found <= math.log(vocab_size):
         return []

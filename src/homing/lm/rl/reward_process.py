@@ -79,10 +79,10 @@ def watch_over(work: Callable[[], None], *, is_twice: bool = False) -> None:
     for pipe in (0, 1):
         os.close(pipe)  # close the supervisor's copies, so that the trainer notices immediately when the worker exits
     while True:
-        pid, status = os.wait()  # returns for orphans too, because Linux reparents them to this process
+        pid, status = os.wait()  # may return an orphan instead, because Linux reparents orphans to this process
         if pid == child:
             break
-    if parent != 1:  # if pid 1 of a namespace ends, Linux kills all other processes in it
+    if parent != 1:  # when pid 1 of a namespace exits, Linux kills all other processes in the namespace
         kill_descendants(parent, _KILL_S)
     code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     if code > 128 and (is_twice or os.WIFSIGNALED(status)):
@@ -90,7 +90,7 @@ def watch_over(work: Callable[[], None], *, is_twice: bool = False) -> None:
         with contextlib.suppress(OSError, ValueError):
             if code - 128 != signal.SIGKILL:
                 signal.signal(code - 128, signal.SIG_DFL)
-            os.kill(os.getpid(), code - 128)  # if this process is the first of a namespace, the signal has no effect
+            os.kill(os.getpid(), code - 128)  # the first process of a namespace ignores the signal and continues below
     os._exit(code)
 
 

@@ -21,7 +21,7 @@ _EQUAL = "all rewards of a prompt are equal, so nothing is learned"
 
 @dataclass(frozen=True)
 class Graded:
-    """The data from which metrics are computed, for one sample."""
+    """The data about one sample from which metrics are computed."""
 
     task: str
     length: int
@@ -32,14 +32,14 @@ class Graded:
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
-    """Return the unbiased estimate of the chance that at least one of k samples is right."""
+    """Return the unbiased estimate of the probability that at least one of k samples is correct."""
     if num_samples - num_right < k:
         return 1.0
     return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
 
 
 def summary(graded: Sequence[Graded], group_size: int, *, pass_reward: float) -> dict[str, float]:
-    """Return metrics for a step's samples, the most informative ones first."""
+    """Return metrics for a step's samples, with the most informative metrics first."""
     rewards = [one.reward for one in graded if one.reward is not None]
     groups = [graded[start : start + group_size] for start in range(0, len(graded), group_size)]
     known = [[one.reward for one in group if one.reward is not None] for group in groups]
@@ -66,9 +66,9 @@ def summary(graded: Sequence[Graded], group_size: int, *, pass_reward: float) ->
 
 
 class Collapse:
-    """Counts how many steps in a row each symptom has lasted.
+    """Counts for how many consecutive steps each symptom of a collapse has been present.
 
-    The counts are not stored in checkpoints, so after a resume it takes `steps` steps again to report a collapse.
+    The counts are not stored in checkpoints, so after a resume a symptom must again last `steps` steps to be reported.
     """
 
     def __init__(self, steps: int, notify: Callable[[str, str], None]) -> None:

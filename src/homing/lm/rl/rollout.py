@@ -113,7 +113,7 @@ class Sampler:
         tools = self._calculator
         can_call = np.array([tools is not None and allowed for allowed in may_call for _ in range(repeats)])
         device, entropies = self.model.device, []
-        # Copy all draws to the device at once. Each step uses one row of them.
+        # Copy the random draws for all steps to the device in one transfer. Each step uses one row.
         draws_NB = torch.from_numpy(np.ascontiguousarray(draws_BN.T)).to(device)
         while not rows.is_over:
             ids_B, places_B = torch.from_numpy(rows.last), torch.from_numpy(rows.places)
@@ -202,7 +202,7 @@ class _Rows:
         self.last = np.array([ids[-1] for ids in prompts], dtype=np.int64)
         self.places = np.array([len(ids) - 1 for ids in prompts], dtype=np.int64)
         self.is_open = np.ones(len(prompts), dtype=bool)
-        self.was_open = self.is_open  # `is_open` as it was before the most recent token
+        self.was_open = self.is_open  # value of `is_open` before the most recent token
         self.is_ended = np.zeros(len(prompts), dtype=bool)
         self.lengths = np.zeros(len(prompts), dtype=np.int64)
         self.pending: list[list[int]] = [[] for _ in prompts]  # tokens of a tool's result that are still to be inserted
@@ -251,7 +251,7 @@ class _Rows:
 
 
 def _embedded_before_last(model: Decoder, ids_PT: Tensor, lengths: list[int], repeats: int) -> Tensor:
-    """Return the embedding of each prompt's second-to-last token; `swift` adds part of it to that of the last token."""
+    """Return the embeddings of the prompts' second-to-last tokens; `swift` adds part of them to the last tokens'."""
     before = torch.tensor([[max(0, length - 2)] for length in lengths], device=ids_PT.device)
     x_P1D = look_up(ids_PT.gather(1, before), model.model.embed_tokens.weight, model.compute_dtype)
     x_P1D = nn.functional.rms_norm(x_P1D, x_P1D.shape[-1:], eps=model.shape.norm_eps)

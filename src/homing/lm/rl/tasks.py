@@ -163,7 +163,7 @@ def _has_calculator(task: RlTask, tokenizer: Tokenizer) -> bool:
 
 
 class Judging:
-    """Grades samples. It is a context manager, because each reward.py runs in a separate process."""
+    """Grades samples. It is a context manager, because it starts and stops a separate process for each reward.py."""
 
     def __init__(
         self, tasks: Sequence[Asked], rl: Rl, *, tokenizer: Tokenizer, stop_ids: Sequence[int], data_dir: Path,

@@ -123,7 +123,7 @@ class OwnReward:
             )
 
     def _ask(self, line: bytes, timeout_s: float) -> dict[str, Any]:
-        """Send one line to the process and return its response; kill the process if that is late or invalid."""
+        """Send one line to the process and return its response; kill the process if its response is late or invalid."""
         child = self._child
         assert child is not None
         try:
@@ -136,7 +136,7 @@ class OwnReward:
             problem = f"no response within {timeout_s:g} s; its process was killed"
         except (OSError, EOFError):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(_LAST_WORD_S)  # wait for the exit status before the process is killed below
+                child.wait(_LAST_WORD_S)  # get its own exit status before `_end` kills what is left
             self._end()
             problem = f"its process exited ({_how_ended(child)})"
         self._end()

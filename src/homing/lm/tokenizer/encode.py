@@ -60,7 +60,7 @@ AWKWARD = [
 
 def warm_up() -> None:
     """Import the slow modules that `Encoder` needs, ahead of time."""
-    # gigatoken returns an awkward array, and importing that package takes half a second.
+    # gigatoken returns an array of the `awkward` package, and importing that package takes half a second.
     for module in ("awkward", "numpy.ma"):
         importlib.import_module(module)
 
@@ -76,7 +76,7 @@ class Encoder:
         self._reference: Tokenizer | None = None  # loaded at first use
 
     def encode(self, documents: Sequence[bytes]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """Return an array of all ids, and one of the documents' offsets, which ends with the total length.
+        """Return an array of all ids, and an array of each document's offset in it, followed by the total length.
 
         Several threads may call this at the same time.
         """
@@ -91,7 +91,7 @@ class Encoder:
         return np.asarray(rows.content.data, dtype=np.uint32)[starts[0] : starts[-1]], starts - starts[0]
 
     def _encode_rows(self, documents: Sequence[bytes]) -> Any:
-        """Encode with gigatoken and return its own array. The backend is never replaced while a thread is using it."""
+        """Encode with gigatoken; return its array object. The backend is never replaced while a thread is using it."""
         from gigatoken import BytesSource
 
         with self._turn:
@@ -99,7 +99,7 @@ class Encoder:
                 if self._num_encoding:
                     self._turn.wait()
                 else:
-                    # Free the old backend first: having two at once caused the peak in memory use of a long prep run.
+                    # Free the old backend first: holding two backends caused the memory peak of long prep runs.
                     self._backend = None
                     release_free_memory()
                     self._backend, self._num_bytes = self._load(), 0
@@ -115,7 +115,7 @@ class Encoder:
     def _encode_by_parts(
         self, documents: Sequence[bytes], odd: list[int]
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """Like `encode`, but use `tokenizers` for new letters. `odd` lists the documents that contain any."""
+        """Like `encode`, but use `tokenizers` for new letters. `odd` has the indices of documents with such letters."""
         split = {number: parts_by_new_letters(documents[number]) for number in odd}
         parts = [split.get(number, [(False, document)]) for number, document in enumerate(documents)]
         ids, starts = self.encode([part for row in parts for is_odd, part in row if not is_odd])
@@ -152,7 +152,7 @@ class Encoder:
 
         try:
             return load_hf_json(self._json)
-        except Exception as exc:  # the package does not wrap the exceptions of its parser
+        except Exception as exc:  # gigatoken passes on any exception of its parser
             raise DataError(
                 what=f"Cannot load the tokenizer {self._path}.",
                 why=str(exc),
@@ -185,7 +185,7 @@ class Proof:
                 wanted = reference.encode(text.decode())
                 if got != wanted:
                     raise _not_identical(self._encoder, text, got, wanted)
-        except BaseException as exc:  # raised again in the thread that calls `check`
+        except BaseException as exc:  # `check` raises it again in the calling thread
             self._error = exc
 
 
@@ -201,13 +201,13 @@ def _not_identical(encoder: str, text: bytes, got: list[int], wanted: list[int])
 
 # -- letters and digits added in Unicode 17 ----------------------------------------------------------------------------
 
-# gigatoken supports these characters, but `tokenizers` does not yet. Next to other characters, the two libraries split
-# such text differently, and all ids after that point may differ. `tokenizers` defines the meaning of tokenizer.json, so
-# it encodes the part of a document around such a character. These characters are very rare in real text: unusual
-# ideographs, and newly added scripts.
+# Ranges of characters, each given by its first and last character. gigatoken supports these characters; `tokenizers`
+# does not yet. Where they occur next to other characters, the two libraries split the text differently, and all ids
+# after that point may differ. `tokenizers` defines the meaning of tokenizer.json, so it encodes the part of a document
+# around such a character. These characters are very rare in real text: they are unusual ideographs or belong to newly
+# added scripts.
 #
-# The first and last character of each range. They were found by encoding every Unicode character with both libraries;
-# a test repeats this.
+# The ranges were found by encoding every Unicode character with both libraries; a test repeats this.
 NEW_LETTERS = [
     *[(0x088F, 0x088F), (0x0C5C, 0x0C5C), (0x0CDC, 0x0CDC), (0xA7CE, 0xA7CF), (0xA7D2, 0xA7D2), (0xA7D4, 0xA7D4)],
     *[(0xA7F1, 0xA7F1), (0x10940, 0x10959), (0x10EC5, 0x10EC7), (0x11DB0, 0x11DDB), (0x11DE0, 0x11DE9)],
@@ -216,7 +216,8 @@ NEW_LETTERS = [
     *[(0x1E6F0, 0x1E6F4), (0x1E6FE, 0x1E6FF), (0x2B73A, 0x2B73F), (0x2CEA2, 0x2CEAD), (0x323B0, 0x33479)],
 ]
 _ANY = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in NEW_LETTERS) + "]")
-# The first byte, and the first two bytes, of each character in UTF-8: a fast check that rules out nearly all text.
+# The first two bytes, and the first byte, of each of these characters in UTF-8. Checking for these bytes is fast and
+# rules out nearly all text.
 _STARTS = {chr(number).encode()[:2] for first, last in NEW_LETTERS for number in range(first, last + 1)}
 _FIRST_BYTES = sorted({start[:1] for start in _STARTS})
 _IS_START = np.zeros(1 << 16, dtype=bool)
@@ -231,16 +232,16 @@ def has_new_letter(document: bytes) -> bool:
     """Return whether `document`, which must be UTF-8, contains a character in NEW_LETTERS."""
     if document.isascii() or not any(byte in document for byte in _FIRST_BYTES):
         return False
-    if len(document) > 1000:  # not worthwhile for short documents
+    if len(document) > 1000:  # for shorter documents, this quick check would save no time
         data = np.frombuffer(document, dtype=np.uint8)
-        at = np.flatnonzero(data >= 0xE0)  # the character has three or four bytes, so a second byte exists
+        at = np.flatnonzero(data >= 0xE0)  # starts a character of three or four bytes, so a second byte follows
         if not _IS_START[(data[at].astype(np.uint16) << 8) | data[at + 1]].any():
             return False
     return _ANY.search(document.decode()) is not None
 
 
 def parts_by_new_letters(document: bytes) -> list[tuple[bool, bytes]]:
-    """Split a document into parts that can be encoded independently, each with a flag: does it contain new letters?"""
+    """Split a document into independently encodable parts; the flag says whether a part contains new letters."""
     parts: list[tuple[bool, bytes]] = []
     for line in _cut(document, _LINE_END, 1):
         if has_new_letter(line):
@@ -270,8 +271,8 @@ class TheirEncoder:
     only a few documents, and its encodings are freed before the next batch, so memory use is bounded. `tokenizers` uses
     all cores for a batch.
 
-    This encoder is an order of magnitude slower than gigatoken, so prep reports when it is used. Like gigatoken, it
-    never produces special ids.
+    This encoder is an order of magnitude slower than gigatoken, so `homing prep` reports when it is used. Like
+    gigatoken, it never produces special ids.
     """
 
     def __init__(self, path: str | os.PathLike[str], end_id: int | None = None) -> None:
@@ -281,7 +282,7 @@ class TheirEncoder:
         self._batch_bytes = _BATCH_BYTES_PER_CORE * min(os.cpu_count() or 1, _MOST_CORES)
 
     def encode(self, documents: Sequence[bytes]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """Return an array of all ids, and one of the documents' offsets, which ends with the total length.
+        """Return an array of all ids, and an array of each document's offset in it, followed by the total length.
 
         Several threads may call this at the same time.
         """
@@ -291,7 +292,7 @@ class TheirEncoder:
         return ids, np.cumsum([0, *sizes], dtype=np.int64)
 
     def prove(self, documents: Sequence[bytes]) -> Proof:
-        """Like `Encoder.prove`, but verify that each text gets the same ids in a batch as on its own."""
+        """Like `Encoder.prove`, but verify that each text gets the same ids in a batch as when encoded alone."""
         texts = [text.encode() for text in AWKWARD] + list(documents)
         rows = [row.tolist() for row in self._rows(texts)]
         return Proof("a batch of tokenizers", lambda: self._tokenizer, texts, rows)

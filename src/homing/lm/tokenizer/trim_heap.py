@@ -1,4 +1,4 @@
-"""Keeps the C heap close to the memory in use: otherwise a long prep holds far more memory than it needs.
+"""Keeps the C heap close to the memory in use; otherwise a long `homing prep` would hold far more than it needs.
 
 Most of the extra memory was freed but not returned, because of two behaviors of glibc, both measured:
 
@@ -20,8 +20,8 @@ from typing import Any
 
 __all__ = ["keep_large_blocks_out", "release_free_memory"]
 
-# Larger than the blocks allocated for each chunk of text, because allocating those from the heap is faster, but smaller
-# than gigatoken's tables once they have grown.
+# Blocks of at least this size come from the system, not from the heap. gigatoken's tables exceed this size once they
+# have grown. The blocks allocated for each chunk of text do not: the heap allocates them faster than the system.
 _LARGE_BYTES = 4_000_000
 # mallopt's parameters, from malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

@@ -8,8 +8,8 @@ vocab.json, merges.txt  the same vocabulary in GPT-2's two files
 A third-party tokenizer keeps its own accompanying files (METADATA_FILES) instead.
 
 Before merging, text is split into words by one of exactly two regular expressions. Every reader of tokenizer.json must
-support them: rustbpe and `tokenizers` accept any expression, but gigatoken and llama.cpp know only certain ones by
-name, so a custom expression would train here and load nowhere else.
+support them: rustbpe and `tokenizers` accept any expression, but gigatoken and llama.cpp know only certain expressions
+by name. So a tokenizer with a custom expression could be trained here, but loaded nowhere else.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ SPLITS = {"gpt2": _GPT2, "gpt4": _GPT4}
 
 @dataclass(frozen=True)
 class Facts:
-    """The properties of a tokenizer.json that prep needs, after validation."""
+    """The properties of a tokenizer.json that `homing prep` needs, after validation."""
 
     vocab_size: int
     specials: list[str]  # ordered by id; in our own tokenizers the ids are 0, 1, ...
@@ -161,7 +161,7 @@ def _why_slow(data: dict[str, Any], special_ids: list[int], split: str | None, m
 
 
 def _refuse_losing(data: dict[str, Any], path: Path) -> None:
-    """Raise DataError if bytes are missing, which would be lost silently, or if dropout makes ids random."""
+    """Raise DataError if the tokenizer would silently lose some bytes, or if dropout makes its ids random."""
     why = ""
     if "ByteLevel" not in _types(data.get("pre_tokenizer")) + _types(data.get("normalizer")):
         why = "Its vocabulary is byte-level, but nothing in it converts text to bytes."

@@ -43,8 +43,8 @@ def main(arguments: list[str]) -> int:
             return run_ranks(run_dir, count)
         with requests.listening():
             # Make idle OpenMP threads sleep instead of spin. On a machine shared with other programs, spinning threads
-            # starve the working one: steps were 3 to 5 times slower. OpenMP reads this variable only once, when torch
-            # is loaded.
+            # take CPU time from the threads that work, and steps were 3 to 5 times slower. OpenMP reads this variable
+            # only once, when torch is loaded.
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
             # Import torch only after installing the signal handlers: torch takes seconds to load, and during that time
             # a signal would kill the process without a message.

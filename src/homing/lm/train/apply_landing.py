@@ -64,8 +64,8 @@ class LandingController:
 
     def landed(self, step: int) -> Stop:
         of, why = self.phase.num_steps, self.requests.why()
-        # On the user's machine, homing checks whether this text contains the word "limit". The word must therefore be
-        # there, whichever deadline caused the landing.
+        # On the user's machine, homing checks whether this text contains the word "limit". Therefore the text must
+        # contain it regardless of which deadline caused the landing.
         reason = (
             f"Landed at step {step:,} of {of:,}, within the limit ({why}): the model is finished, but was trained for "
             "fewer steps than planned."

@@ -7,8 +7,8 @@
 
 The deadline is known from the first step, so the decay can begin as late as possible and still keep its planned share
 of the run. Before the decay begins, the end moves in either direction as the measured speed changes. Afterwards it
-moves only to an earlier step, because steps at a lowered learning rate cannot be undone. This module only decides; the
-loop acts on its decisions.
+moves only to an earlier step, because steps at a lowered learning rate cannot be undone. Only a cosine decay can also
+be extended. This module only decides; the loop acts on its decisions.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from homing.wire.run_json import Phase
 __all__ = ["LandingChange", "Pace", "Pilot", "Rates", "describe_change"]
 
 _WINDOW = 50  # number of recent steps from which the current speed is computed
-_RECENT = 15  # number of recent steps for the estimate shown to users, which should adapt quickly to faster steps
-_ENOUGH = 2  # number of measured steps before any decision; the first step includes compiling and is never counted
-_SURE = 5  # number of measured steps before the end is announced to users
+_RECENT = 15  # number of recent steps for the estimate shown to users; small, so that it follows changes in speed
+_ENOUGH = 2  # number of measured steps needed for any decision; the first step includes compiling and never counts
+_SURE = 5  # number of measured steps needed before an early end is announced to users
 _DOUBT = 1.25  # safety factor for the duration of the work after the last step, because the last save may be slow
 # Seconds added to the duration of the work after the last step, to allow for a slow disk and for deleting old
 # checkpoints. They must exceed the reserve of `ControlRequests.stop`, which would otherwise cut the landing short.
 _SPARE_S = 3.0
-# Safety factor for the step time, used until the decay begins. It makes it less likely that the end must move to an
-# earlier step during the decay, which would make the decay steeper.
+# Safety factor for the step time, used until the decay begins. With it, training is less likely to have to end even
+# earlier once the decay has begun, which would make the decay steeper.
 _STEP_DOUBT = 1.03
-# Time per token in evaluation, relative to training, assumed for deadlines: there is no backward pass, but batches are
-# smaller.
+# Evaluation time per token as a share of training time per token, as assumed for deadlines: evaluation has no backward
+# pass, but its batches are smaller.
 _FORWARD_SHARE = 0.5
-# Time per token in evaluation, relative to training, for the estimate shown to users: there is no backward pass, which
-# would take twice as long as the forward pass.
+# Evaluation time per token as a share of training time per token, as assumed for the estimate shown to users:
+# evaluation has no backward pass, which takes twice as long as the forward pass.
 _LIKELY_SHARE = 1 / 3
 _REMEMBERED = 4  # number of recent durations stored for each kind of work: evaluation, save, sampling
 _DISK_BYTES_PER_S = 50e6  # assumed until a save is measured: the speed of a slow disk, with fsync and reading back
-_RAISED_S = 20.0  # a deadline that moves by more than this was changed by the user; new estimates move it by less
+_RAISED_S = 20.0  # if a deadline moves by more than this, the user changed it; new estimates move it by less
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Pace:
         self._guessed_save_s = checkpoint_bytes / _DISK_BYTES_PER_S
 
     def know(self, step_s: float) -> None:
-        """Use this step duration, from a checkpoint, until the first step on this machine has been measured."""
+        """Use a checkpoint's step duration until the first step on this machine has been measured."""
         self._known_step_s = step_s
 
     def step(self, seconds: float) -> None:
@@ -165,7 +165,7 @@ class Pace:
 
     @property
     def is_measured(self) -> bool:
-        """Whether a save has been measured, and also an evaluation if the phase has any evaluations."""
+        """Whether a save has been measured and, if the phase has evaluations, an evaluation as well."""
         return self._save_s is not None and (self._eval_s is not None or not self._can_evaluate)
 
     @property
@@ -252,16 +252,16 @@ class Pace:
         return num_steps / phase.save_every * math.floor(between_s / phase.save_every_s)
 
     def needs_s(self, num_steps: int) -> float:
-        """Return how many seconds `num_steps` more steps and all work after the last one will take.
+        """Return how many seconds `num_steps` more steps and all work after the last step will take.
 
         The estimate is pessimistic, for use with deadlines: it assumes that training waits for every save.
         """
         return num_steps * self._each_s + self.finish_s
 
     def affordable(self, seconds: float, *, doubt: float = 1.0) -> int:
-        """Return how many more steps can be taken in `seconds` if training must also finish in that time.
+        """Return how many more steps fit into `seconds`, together with all work after the last step.
 
-        The result is negative if there is not even enough time for the work that follows the last step.
+        The result is negative if there is not even enough time for the work after the last step.
         """
         return int((seconds - self.finish_s) // (self._each_s * doubt))
 
@@ -284,7 +284,7 @@ def _num_due(first: int, end: int, every: int) -> int:
 
 @dataclass(frozen=True)
 class LandingChange:
-    """A decision by `Pilot` about the landing, with the figures for the event that reports it."""
+    """A decision by `Pilot` about the landing, with the numbers that the event about it reports."""
 
     kind: str  # planned | started | moved | called_off
     end_step: int
@@ -294,7 +294,7 @@ class LandingChange:
 
 
 def describe_change(change: LandingChange, phase: Phase, why: str) -> str:
-    """Return a message for the user with the decision and the time that the full plan would take."""
+    """Return a message for the user that states the decision and how long the full plan would take."""
     of = f"{change.end_step:,} of {phase.num_steps:,}"
     needs, left = format_duration(change.needs_s), format_duration(change.left_s)
     if change.kind == "planned":
@@ -314,14 +314,14 @@ def describe_change(change: LandingChange, phase: Phase, why: str) -> str:
 class Pilot:
     """Decides when the learning rate of a phase must decay early.
 
-    `later_tokens` is the total number of tokens in all later phases, for which a share of the time is reserved.
+    `later_tokens` is the total number of tokens in all later phases; a share of the time is reserved for these phases.
     """
 
     def __init__(self, phase: Phase, pace: Pace, *, later_tokens: int = 0, num_later: int = 0) -> None:
         self._phase, self._pace = phase, pace
         self._later_tokens, self._num_later = later_tokens, num_later
-        self._announced: float | None = None  # the deadline in effect when an earlier end was last announced
-        self._deadline: float | None = None  # the deadline in effect when the landing began
+        self._announced: float | None = None  # deadline in effect when an early end of training was last announced
+        self._deadline: float | None = None  # deadline in effect when the landing began
 
     def look(
         self, step: int, landing: Landing | None, warm_from: int, left_s: float | None, now: float
@@ -389,8 +389,8 @@ class Pilot:
         """Return the step at which the decay begins if training ends at `last`.
 
         The decay keeps its planned share of the steps, except that a cosine decay always begins when the warmup ends.
-        Steps before a cancelled landing are not part of these steps. The warmup is shortened only if it would take
-        more than half of them.
+        If a landing was cancelled, only the steps after the cancellation count. The warmup is shortened only if it
+        would take more than half of the steps that count.
         """
         schedule, length = self._phase.schedule, last - warm_from
         warm = warm_from + min(schedule.warmup_steps, length // 2)
@@ -404,8 +404,8 @@ class Pilot:
 
     def _move(self, step: int, landing: Landing, last: int, left_s: float) -> tuple[Landing, LandingChange | None]:
         rest = landing.end_step - step
-        # A cosine decay begins at the first decision, when little has been measured. Therefore its end can also move to
-        # a later step, which the end of other decays cannot.
+        # A cosine decay begins at the first decision, when little has been measured. Therefore, unlike other decays, it
+        # can also be extended to a later step.
         is_further = self._phase.schedule.kind == "cosine" and last - step > 1.1 * rest > 0
         if last >= landing.end_step and not is_further:
             return landing, None

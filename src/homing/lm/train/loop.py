@@ -1,6 +1,6 @@
 """The training loop: reads a run directory, writes checkpoints and a trained model. Read it from top to bottom.
 
-    train        every phase of run.json in turn; a finished one is skipped, an unfinished one resumes
+    train        every phase of run.json in turn; finished phases are skipped, an unfinished phase is resumed
     _Phase       one phase: set up -> step, step, step -> evaluate -> save
     _Phase.step  rows -> gradients -> clip -> one optimizer step, or none if not finite
 
@@ -50,8 +50,8 @@ from homing.wire.run_json import Phase, Sampling
 
 __all__ = ["train"]
 
-# device type -> number of steps by which reading the metrics lags behind. The next step is queued on a GPU before the
-# host reads the metrics of the previous one.
+# device type -> how many steps late the host reads a step's metrics. On a GPU, the next step is queued before the host
+# reads the metrics of the previous step.
 LATE = {"cuda": 1}
 
 
@@ -76,7 +76,7 @@ def train(run_dir: Path, *, say: Callable[[str], None], requests: ControlRequest
                 work = _Phase(session, phase, previous, later=run.phases[number + 1 :])
                 ended = work.train()
                 stop = ended or stop
-                if ended and not ended.is_landed:  # after a landing, there is still time for the later phases
+                if ended and not ended.is_landed:  # a landing leaves enough time for the later phases
                     break
                 previous = work.final
             outcome = _ended(work, stop)
@@ -102,7 +102,7 @@ def _ended(work: _Phase | None, stop: Stop | None) -> Outcome:
     reason = stop.reason if stop else "Every phase is trained."
     kind, step = work.phase.kind, work.state.step
     text = reason
-    if stop and stop.is_landed:  # an earlier event has reported the step at which the landing ended, and the reason
+    if stop and stop.is_landed:  # the step and the reason have already been reported in a `landed` event
         text = "Every phase ended with a finished model, but not every phase trained for the planned number of steps."
     elif stop:
         text = f"Stopped at step {step:,}: {reason}"
@@ -160,7 +160,7 @@ class _Phase:
         self.is_plain_reported = False  # whether the warning about plain-text samples has been printed
         self.is_slow_reported = False  # whether a failure of CUDA graphs in sampling has been reported
         self.unread: deque[Figures] = deque()  # metrics of steps that the device may still be computing
-        self.figures = Figures.none()  # metrics of the last step that was read
+        self.figures = Figures.none()  # metrics of the most recent step whose metrics have been read
 
     # -- main flow ---------------------------------------------------------------------------------------------------
 

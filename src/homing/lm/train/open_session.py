@@ -1,4 +1,4 @@
-"""Opens the things that all phases of a run share: device, data, tokenizer, journal and stop requests."""
+"""Opens the resources that all phases of a run share: device, data, tokenizer, journal and stop requests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def open_session(run: Run, run_dir: Path, journal: Journal, requests: ControlReq
     check_graphs(run.train.graphs, device)
     where = f"{describe_device(device)}, torch {torch.__version__}, CPU threads: {torch.get_num_threads()}"
     where += f", {ranks.count} ranks" if ranks.count > 1 else ""
-    may_compile = device.type == "cuda" or run.train.compile == "on"  # if not, no cache folder is needed
+    may_compile = device.type == "cuda" or run.train.compile == "on"  # without compilation, no cache folder is needed
     if may_compile and (problem := keep_folders(os.environ)):
         journal.notice("compile_cache_left", problem)
     journal.notice("run_started", f"homing {homing.__version__} is training {run.name} on {where}.", device=str(device))

@@ -121,7 +121,7 @@ def check_count(run: Run, model: Decoder) -> None:
 
 
 def read_metadata_files(run: Run, run_dir: Path, data_dir: Path, tokenizer: Tokenizer) -> dict[str, bytes]:
-    """Return the small files that are added to every checkpoint, so that its folder can be used on its own."""
+    """Return the small files that are added to every checkpoint, so that it can be used without the run directory."""
     config = config_json(run.model, end_of_text_id=tokenizer.end_of_text_id)
     metadata_files = {
         file_names.RUN: (run_dir / file_names.RUN).read_bytes(),

@@ -5,7 +5,7 @@
     time_limit_s        the trainer's own wall-clock limit
 
 All have the same effect: the trainer finishes the step, saves a checkpoint and exits with 75. A second SIGINT makes it
-exit at once, without a checkpoint. The last two are deadlines that are known in advance (`left_s`), so that a landing
+exit immediately, without a checkpoint. land_by and time_limit_s are deadlines known in advance (`left_s`), so a landing
 (an early decay of the learning rate) can finish before them. If it does not, `stop` ends training.
 """
 
@@ -27,7 +27,7 @@ from homing.wire.control_files import Control, boot_clock_s
 
 __all__ = ["ControlRequests", "FatalError", "Stop"]
 
-# Seconds by which the last save may take longer than the one before, because the disk is slow or old checkpoints are
+# How many seconds longer the last save may take than the previous save, because the disk is slow or old checkpoints are
 # being deleted.
 _SAVE_SPARE_S = 2.0
 
@@ -55,7 +55,7 @@ class FatalError(RunFailed):
 class ControlRequests:
     """Collects requests to stop training.
 
-    Create it before importing torch, so that no signal is lost and the time limit includes the time of the import.
+    Create it before importing torch, so that no signal is lost and the time limit includes the import.
     """
 
     def __init__(self, run_dir: Path, *, time_limit_s: float = 0.0) -> None:

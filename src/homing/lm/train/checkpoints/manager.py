@@ -134,7 +134,10 @@ class CheckpointManager:
     def save(
         self, state: TrainState, built: Built, evaluation: Evaluation | None, *, is_final: bool, is_needed: bool
     ) -> None:
-        """Start writing a checkpoint in the background, once any earlier save is done. If `is_needed`, wait for it."""
+        """Save a checkpoint, after any earlier save has finished.
+
+        Training waits for the save only if `is_needed` is set or host memory has no room for a copy of the tensors.
+        """
         self.wait()
         begun = self.saved_at = time.monotonic()
         self.saved_step = state.step

@@ -1,8 +1,8 @@
-"""Defines the batch for one optimizer step, and the interface through which the training loop gets the next one.
+"""Defines the batch for one optimizer step, and the interface through which the training loop gets its batches.
 
 Shapes: R rows in a step, T positions.
 
-`Feed` reads rows ahead in a thread: source -> host memory (pinned for CUDA) -> batch of one step on the device. The
+`Feed` reads rows ahead in a thread: source -> host memory (pinned for CUDA) -> one step's batch on the device. The
 thread only fills buffers; the caller starts the copy to the device on its own stream, without blocking. Pinned memory
 comes from torch's caching allocator, which reuses a buffer only after its copy has finished.
 """
@@ -83,7 +83,7 @@ _STALLED_S = 600.0  # if the disk returns no data for this long, treat the read 
 class RowSource(Protocol):
     """The interface of a data source that provides training rows.
 
-    A step consists of `rows_per_step` consecutive rows, of which each rank reads its share.
+    Each step consists of `rows_per_step` consecutive rows; each rank reads its share of them.
     """
 
     name: str  # shown in messages

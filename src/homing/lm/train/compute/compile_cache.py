@@ -4,9 +4,9 @@
     CompileCache    RUN_DIR/compiled/<torch, GPU, shape>.bin, with its sha256 in the .json of the same name
 
 Both caches contain code that will be executed, so they are protected: only the owner can write to the machine's folder,
-and the run's file must be in the run directory and match the hash recorded when it was written. It is never fetched
-from a store, because others may be able to write there. A cache that does not match is ignored with a notice, and the
-code is compiled again, which takes about a minute.
+and the run's file must be in the run directory and match the hash recorded when it was written. That file is never
+fetched from a store, because others may be able to write to the store. A cache that does not match is ignored with a
+notice, and the code is compiled again, which takes about a minute.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
 
 Schedules, checkpoints and the end of a run are handled elsewhere. All ranks adapt in the same way.
 
-If enabled, model and optimizer are compiled in the first step. If compilation fails, training continues without it and
-warns (`auto`), or the run fails (`on`). Compiled code is saved for the next attempt.
+If enabled, model and optimizer are compiled in the first step. If compilation fails, a warning is printed and training
+continues uncompiled (`auto`), or the run fails (`on`). Compiled code is saved for the next attempt.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class Compiling:
         self.model, self.optimizer = built.model, built.optimizer
         self.is_on = False
         self.is_proven = False  # whether a compiled step has succeeded
-        self.parts = Parts()  # how many graphs of the first step were compiled or found in the cache
+        self.parts = Parts()  # how many graphs of the first step were compiled, and how many were found in the cache
         self._cache = CompileCache(session.run_dir, session.run.model, session.device, notify)
 
     def switch(self, *, is_on: bool) -> None:
@@ -246,13 +246,14 @@ class Compiling:
 
     @property
     def deadline_s(self) -> float:
-        """How many seconds ranks wait for each other: longer while compiling; 0 means the process group's timeout."""
+        """How many seconds ranks wait for each other: a long time while compiling, else 0 (the group's timeout)."""
         return _COMPILE_S if self.is_on and not self.is_proven else 0.0
 
     def may_fail(self, error: Exception) -> bool:
         """Return whether this error may come from the compiler.
 
-        Until the first compiled step has succeeded, any error may come from it; later, only the recompile-limit error.
+        Until the first compiled step has succeeded, any error may come from it; later, only the recompile-limit
+        error can.
         """
         return self.is_on and (not self.is_proven or type(error).__name__ == "FailOnRecompileLimitHit")
 

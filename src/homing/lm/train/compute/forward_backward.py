@@ -39,7 +39,7 @@ __all__ = ["Card", "Passes", "Timing", "card_of", "check_graphs"]
 _HOST_BOUND = 0.75
 # A graph is worth its memory only if a pass with it takes at most this share of the time of a pass without it.
 _WORTH = 0.9
-# Maximum share of GPU memory that the peak so far and one more pass may need together. The rest is for evaluations.
+# Maximum share of GPU memory for the peak measured until now plus one more pass. Evaluations need the rest.
 _ROOM = 0.8
 _NUM_TIMINGS = 5
 # Maximum relative difference in loss and gradients between a graph and the plain pass. Summing bf16 numbers in
@@ -103,7 +103,7 @@ class Passes:
         self._is_on = False
         self._graphs: dict[Shape, _Graph] = {}
         self._seen: set[Shape] = set()
-        self._plain_ones: set[Shape] = set()  # shapes reported as impossible to capture
+        self._plain_ones: set[Shape] = set()  # shapes already reported as impossible to capture
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
 
     def settle(self, kept: str) -> None:
@@ -232,7 +232,8 @@ class Passes:
     def _compare(self, graph: _Graph, piece: Batch) -> str:
         """Compare the graph with the plain pass; return "" if the results agree, else a description of the difference.
 
-        Both use rows that differ from those of the capture: each row has its tokens in reverse order.
+        Both process the rows of the capture with the tokens in reverse order. A graph that still read the original rows
+        would therefore give a different result.
         """
         other = _with_tensors(piece, [tensor.flip(1) for tensor in _tensors(piece)])
         found = []

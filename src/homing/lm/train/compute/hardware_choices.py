@@ -25,7 +25,7 @@ __all__ = ["Choices", "lower_micro_batch", "memory_warning", "pick_attention", "
 # Maximum number of tokens in a micro-batch on a CPU: larger ones were no faster on two cores and took more memory.
 _CPU_TOKENS = 4096
 _NEAR_LIMIT = 0.95  # warn if the first step uses more than this fraction of GPU memory
-_GPU_TOKENS = 131072  # maximum number of tokens in a micro-batch on a GPU; more would not use the GPU better
+_GPU_TOKENS = 131072  # maximum number of tokens in a micro-batch on a GPU; more would not speed up training
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _prove_gpu(device: torch.device) -> None:
 def pick_choices(
     train: Train, phase: Phase, model: Model, device: torch.device, rows_per_step: int, before: dict[str, Any]
 ) -> tuple[Choices, list[str]]:
-    """Return the choices to use, and a description of each that differs from the checkpoint's choices (`before`)."""
+    """Return the choices to use, and a description of each choice that differs from the checkpoint's (`before`)."""
     is_same_device = before.get("device") == describe_device(device)
     kept = before if is_same_device else {}
     precision = str(kept.get("precision", "")) if train.precision == "auto" else ""

@@ -40,7 +40,7 @@ def _of_container(limit: Path, used: Path) -> int | None:
     The cgroup's usage includes the file page cache, which the kernel can reclaim; memory.stat contains its size.
     """
     try:
-        most = int(limit.read_text(encoding="ascii"))  # raises ValueError if there is no limit: the file contains `max`
+        most = int(limit.read_text(encoding="ascii"))  # `max` (no limit) raises ValueError
         given_up = [line.split()[1] for line in (used.parent / "memory.stat").read_text(encoding="ascii").splitlines()
                     if line.split()[0] in ("inactive_file", "total_inactive_file")]  # fmt: skip
         return most - int(used.read_text(encoding="ascii")) + max((int(number) for number in given_up), default=0)

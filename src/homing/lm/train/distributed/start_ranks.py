@@ -5,8 +5,8 @@
     watch      forward signals to rank 0, which decides for all; when a rank fails, end the others and show
                the last lines of its stderr
 
-This process computes nothing and never imports torch, so a GPU failure can take down a rank, but not this process. A
-rank exits when this process is gone, which it notices because a pipe from this process is then closed.
+This process computes nothing and never imports torch, so a GPU failure can take down a rank, but not this process. When
+this process exits, its pipe to the ranks is closed, so the ranks notice and exit too.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def run_ranks(run_dir: Path, count: int) -> int:
 def watch_starter() -> None:
     """Start a thread that ends this process when its parent has exited.
 
-    A rank exits at once, because its parent can no longer stop it. A trainer started by `homing train` saves a
+    A rank exits immediately, because its parent can no longer stop it. A trainer started by `homing train` saves a
     checkpoint and stops, as it does for `homing stop`.
     """
     starter_fd = os.environ.get(file_names.STARTER_FD_ENV)
@@ -205,7 +205,7 @@ def _failed_at(rank: _Rank) -> float:
 
 
 def note_failure() -> None:
-    """Record the time of this rank's error. Call this at once, before other ranks fail because of it."""
+    """Record the time of this rank's error. Call this immediately, before the error makes other ranks fail."""
     meet, number = os.environ.get(MEET), os.environ.get(RANK)
     if meet and number:
         with contextlib.suppress(OSError):

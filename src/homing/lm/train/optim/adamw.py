@@ -1,4 +1,4 @@
-"""AdamW: the base class of its parameter groups, and the group with fp32 moments (for 8-bit ones see `adamw_8bit`).
+"""AdamW: the base class of its parameter groups, and the group with fp32 moments (for 8-bit moments see `adamw_8bit`).
 
 gradient -> first and second moment -> decoupled weight decay -> step by first moment / root of second
 

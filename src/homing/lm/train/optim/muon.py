@@ -1,14 +1,15 @@
-"""The Muon optimizer: momentum, then the nearest orthogonal matrix as the update; all matrices of one shape at once.
+"""The Muon optimizer: applies momentum, then replaces each update by the nearest orthogonal matrix.
 
     gradient -> Nesterov momentum -> its polar factor U V^T -> times max(1, rows/cols)^0.5 -> step
 
 A matrix learns best when all its directions move by the same amount, which the polar factor achieves. It is computed
 with five matrix polynomials ("Polar Express", arXiv:2505.16932), each optimal for the range of singular values after
-the previous one. Matrices of equal shape are stacked, so that a model with hundreds of matrices needs a handful of
-batched matmuls instead of thousands of small ones. When compiled, the element-wise work between the matmuls takes a few
-passes over memory; eagerly it takes a few dozen, which on a GPU cost more than the matmuls. With several ranks, each
-orthogonalizes its share of the matrices and sends the result to the others. A group is always stepped as a whole, even
-with offloaded momentum: matmuls of different sizes might round differently.
+the previous one. Matrices of equal shape are stacked and processed together, so that a model with hundreds of matrices
+needs a handful of batched matmuls instead of thousands of small matmuls. When compiled, the element-wise work between
+the matmuls takes a few passes over memory. Without compilation it takes a few dozen passes, and on a GPU these take
+longer than the matmuls. With several ranks, each rank orthogonalizes its share of the matrices and sends the result to
+the others. A group is always stepped as a whole, even with offloaded momentum, because matmuls of different sizes might
+round differently.
 
 Shapes: M matrices of one shape, R rows, C columns.
 """
@@ -29,8 +30,8 @@ from homing.wire.run_json import Optimizer
 __all__ = ["EAGER", "POLAR_EXPRESS", "MuonGroup", "compiled_parts", "momentum_at", "orthogonalize", "product_type"]
 
 # Coefficients (a, b, c) of the polynomials a x + b x^3 + c x^5, which are applied one after another. They assume
-# singular values in [0.001, 1]. They are slightly more cautious than the optimal ones, so that bf16 rounding cannot
-# push a value out of the range of convergence.
+# singular values in [0.001, 1]. They are slightly more cautious than the optimal coefficients, so that bf16 rounding
+# cannot push a value out of the range of convergence.
 POLAR_EXPRESS = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -73,8 +74,8 @@ def product_type(device: torch.device) -> torch.dtype:
 class MuonGroup:
     """A parameter group for Muon: all matrices of one shape.
 
-    All weights are in one stacked tensor, of which the parameters are slices, and all momentum is in another. So each
-    operation processes all matrices at once, and nothing is copied into one tensor and back.
+    All weights are in one stacked tensor, whose slices are the parameters; all momentum is in a second stacked tensor.
+    So each operation processes all matrices at the same time, without first copying them into one tensor.
     """
 
     def __init__(

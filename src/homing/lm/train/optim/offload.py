@@ -5,9 +5,10 @@
 
         host --in--> GPU, stepped, --out--> host         load 3 copied in | load 2 stepped | load 1 copied out
 
-Optimizer state is used once per step and never by forward or backward, so the GPU need not hold it in between. The
-result is bit-identical: a load is a whole group of Muon matrices, or a chunk of what AdamW updates element by element.
-Copies in and out have their own streams and synchronize with the compute stream through events; the host never waits.
+Optimizer state is used once per step and never by forward or backward, so it does not have to stay on the GPU. The
+result is bit-identical in either place, because a load is either a whole group of Muon matrices or a chunk of tensors
+that AdamW updates element by element. Copies in and out have their own streams and synchronize with the compute stream
+through events; the host never waits.
 Checkpoints are identical too, so a run can resume with its state in either place.
 """
 
@@ -36,7 +37,7 @@ _ALIGN_BYTES = 512  # alignment of tensors in a slab; the same as torch uses for
 
 @dataclass(frozen=True)
 class Now:
-    """The values that all parameter groups need in the current step."""
+    """The values of the current step that all parameter groups need."""
 
     lr_scale: float
     step_count: Tensor  # number of steps that were not skipped, including this one if it is good
@@ -47,7 +48,7 @@ class Now:
 
 @dataclass(frozen=True)
 class Load:
-    """State tensors that must be on the device together, and the function that updates them there in place."""
+    """State tensors that must be on the device at the same time, and the function that updates them there in place."""
 
     states: list[Tensor]
     step: Callable[[Sequence[Tensor], Now], None]
@@ -119,7 +120,7 @@ class HostPlace(Place):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self.num_bytes = 0  # total size of all slabs
-        self._slabs: list[tuple[Tensor, int]] = []  # (slab, number of bytes of it that are in use)
+        self._slabs: list[tuple[Tensor, int]] = []  # (slab, number of its bytes that are in use)
         self._lanes = _Lanes(device) if device.type == "cuda" else None
 
     def full(self, shape: Sequence[int], value: float, dtype: torch.dtype) -> Tensor:
@@ -127,14 +128,14 @@ class HostPlace(Place):
         return taken.view(dtype).view(tuple(shape)).fill_(value)
 
     def pass_over(self, loads: Sequence[Load]) -> Iterator[tuple[Load, list[Tensor]]]:
-        """Yield the loads that are already on the device, then the offloaded ones, with the largest first.
+        """Yield the loads that are already on the device, then the offloaded loads from largest to smallest.
 
-        In this order the largest load is never in GPU memory together with more than one other load.
+        The largest load is stepped first, because only one other offloaded load is then in GPU memory.
         """
         away = sorted((load for load in loads if load.is_away), key=lambda load: -load.num_bytes)
         try:
             coming = self._bring(away[0]) if away else None
-            for load in loads:  # first the loads on the device, while the first offloaded load is copied in
+            for load in loads:  # step the loads on the device while the first offloaded load is copied in
                 if not load.is_away:
                     yield load, load.states
             gone: _Visit | None = None

@@ -67,7 +67,7 @@ def build_optimizer(model: Decoder, spec: OptimizerSpec, ranks: Ranks = ALONE, p
 
 
 def state_bytes(model: Decoder, spec: OptimizerSpec) -> int:
-    """Return how many bytes of host memory the optimizer state would take if offloaded. This allocates nothing."""
+    """Return how many bytes of host memory the optimizer state would take if offloaded, without allocating any."""
     moment = 1 + 4 / BLOCK if spec.states == "int8" else 4
     total = 0.0
     for name, parameter in model.named_parameters():
@@ -132,7 +132,7 @@ class Optimizer:
 
     @property
     def num_steps(self) -> int:
-        """The number of steps taken, not counting skipped ones. Reading it makes the host wait for the device."""
+        """The number of steps taken, excluding skipped steps. Reading it makes the host wait for the device."""
         return int(self.step_count)
 
     @torch.no_grad()

@@ -21,7 +21,7 @@ __all__ = ["Landing", "lr_scale"]
 
 @dataclass(frozen=True)
 class Landing:
-    """A decay of the learning rate to an earlier end than planned.
+    """A decay of the learning rate that ends training earlier than planned.
 
     It is part of the training state, so that a resumed trainer ends at the same step.
     """
