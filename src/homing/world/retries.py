@@ -11,7 +11,7 @@ __all__ = ["Retries"]
 
 @dataclass(frozen=True)
 class Retries:
-    """A number of tries, with pauses between them that double up to a maximum."""
+    """A retry policy: a number of attempts, with capped exponential backoff between them."""
 
     tries: int
     first_s: float

@@ -1,4 +1,4 @@
-"""Load a trained model by its run or folder, for `homing.load` and for the verbs that use a model."""
+"""Load a trained model, given its run or folder, for `homing.load` and the commands that use a model."""
 
 from __future__ import annotations
 

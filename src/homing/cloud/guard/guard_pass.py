@@ -239,7 +239,7 @@ class _Round:
         return False
 
     def _counted(self) -> list[LedgerLine]:
-        """Return the run's lines, counting attempts that remain in a different account at their maximum cost."""
+        """Return the run's ledger lines, with attempts in a different account counted at their maximum cost."""
         counted = left_at_most(self.home, self.lines)
         for line in self.billing:
             usd = next((each.spend_usd for each in counted if each.mark == line.mark and each.is_at_most), None)
@@ -278,9 +278,9 @@ class _Round:
     # --- liveness ---
 
     def _check_ended(self) -> None:
-        """Destroy an instance that still bills after its run has ended, unless it is kept on purpose or still pushing.
+        """Destroy an instance that is still being billed after its run ended, unless it is being kept or is pushing.
 
-        The agent is given time to end the instance itself first.
+        The agent first gets time to destroy the instance itself.
         """
         self.billing = self._here([line for line in self.billing if not self._is_kept(line)])
         if not self.billing:

@@ -153,7 +153,7 @@ class _Plan:
 
     widths: tuple[int, ...]  # number of outputs of each layer
     has_adapter: tuple[bool, ...]
-    num_parts: int  # number of tensors per stored weight: 1, or 4 in NF4; 0 if one joined tensor holds all weights
+    num_parts: int  # number of tensors per stored weight: 1, or 4 in NF4; 0 if all weights are in a single fused tensor
     has_bias: bool
     scale: float
     dropout: float

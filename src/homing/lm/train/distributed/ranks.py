@@ -45,7 +45,7 @@ class Ranks:
     def from_env() -> Ranks:
         """Return this process's rank, read from the environment variables that `start_ranks` sets.
 
-        Without these variables, the process is the only rank. This method does not communicate.
+        Without these variables, the process is rank 0 of 1. No messages are exchanged with other ranks.
         """
         return Ranks(int(os.environ.get(RANK, "0")), int(os.environ.get(COUNT, "1")))
 
@@ -98,7 +98,7 @@ class Ranks:
         dist.all_reduce(total)
 
     def share(self, num: int) -> slice:
-        """Return the slice of `num` items of equal size that this rank handles. The last ranks may have fewer items."""
+        """Return which of `num` items this rank handles, as a slice. Each rank gets equally many; the last ranks may get fewer."""
         each = -(-num // self.count)
         return slice(min(num, self.rank * each), min(num, (self.rank + 1) * each))
 
