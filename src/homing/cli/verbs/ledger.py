@@ -85,7 +85,7 @@ def _shown(column: UsdColumn, bill: Bill | None) -> tuple[str, str]:
 
 
 def _say_bills(column: UsdColumn, bills: list[Bill]) -> None:
-    """Compare the recorded spend with the providers' own figures; warn if they differ by more than the stated margin."""
+    """Compare the recorded spend with the providers' figures; warn if they differ by more than the stated margin."""
     if not bills:
         return
     ours, reported = (column.total(bill.ours_usd for bill in bills), column.total(bill.provider_usd for bill in bills))

@@ -41,7 +41,8 @@ _BYTE_ORDER_MARKS = (
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPABLE = 0x184D2A50  # the first of 16 consecutive magic numbers of skippable frames
 _ZSTD_BLOCK_BYTES = 128 << 10  # maximum size of a decompressed zstd block
-_ZSTD_BLOCKS = 4096  # maximum number of zstd blocks per read; empty blocks yield no output, so a read could otherwise go on
+# Maximum number of zstd blocks per read. Empty blocks yield no output, so a read could otherwise go on without end.
+_ZSTD_BLOCKS = 4096
 
 
 class Reading(io.RawIOBase):
