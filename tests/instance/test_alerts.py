@@ -151,6 +151,19 @@ def test_an_alert_stops_the_run_only_where_the_run_file_says_so(
     assert (alert.kind, alert.data.get("stops")) == ("alert", stops)
 
 
+@pytest.mark.acceptance(62)
+@pytest.mark.parametrize(("on_slow", "stops"), [("alert", None), ("stop", "m")])
+def test_a_slow_instance_stops_the_run_only_where_the_run_file_says_so(
+    clock: Clock, run_dir: Path, on_slow: str, stops: str | None
+) -> None:
+    lookout = make_lookout(clock, run_dir, on_slow=on_slow, planned_speeds={"pretrain": 1000.0})
+    lines(clock, run_dir, [3.0] * 21, tokens_per_s=300.0)
+    lookout.look()
+    (alert,) = events(run_dir)
+    assert (alert.kind, alert.data.get("stops")) == ("alert", stops)
+    assert "the plan assumed 1,000" in alert.text
+
+
 def test_it_follows_limits_that_home_changed(clock: Clock, run_dir: Path) -> None:
     lookout = make_lookout(clock, run_dir, rate_usd_per_hour="1", spend_limit_usd="10")
     (run_dir / file_names.LIMITS).write_text(codec.dumps(Request(serial=1, spend_limit_usd="100")))

@@ -85,7 +85,12 @@ def test_a_run_lives_in_a_bucket(moto: Server, new_bucket: NewBucket, home: Home
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 def test_a_run_lives_on_the_hub(hub: Hub, home: Home, tmp_path: Path) -> None:
     live_it("hf:me/moss", home, tmp_path, WRITE)
-    titles = [commit.title for commit in hub.repos[("model", "me/moss")].commits]
+    repo = hub.repos[("model", "me/moss")]
+    assert repo.is_private
+    (run,) = home.ledger.runs()
+    for kept in (f"runs/{run.id}/checkpoints/", f"runs/{run.id}/logs/", "models/moss/"):
+        assert [path for path in repo.head.files if path.startswith(kept)], (kept, sorted(repo.head.files))
+    titles = [commit.title for commit in repo.commits]
     assert len(titles) < 40, titles
 
 

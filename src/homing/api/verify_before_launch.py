@@ -21,6 +21,7 @@ from homing.units import counted, format_bytes, format_count, format_duration
 from homing.wire import file_names
 
 if TYPE_CHECKING:
+    from homing.config.estimate.memory import Fit
     from homing.config.load import Loaded
 
 __all__ = ["Findings", "Show", "raise_problems", "verify_run"]
@@ -108,7 +109,7 @@ def _parameters(loaded: Loaded, found: Findings, show: Show) -> None:
 
 
 def _memory(loaded: Loaded, found: Findings, show: Show) -> None:
-    from homing.config.estimate.memory import fits, training_memory
+    from homing.config.estimate.memory import fits_every_phase, training_memory
     from homing.gpus import find_gpu
 
     run = loaded.run
@@ -125,7 +126,7 @@ def _memory(loaded: Loaded, found: Findings, show: Show) -> None:
             f"Host memory: {format_bytes(memory.host)} of optimizer state per GPU; an instance needs"
             f" {format_bytes(needed)} in total."
         )
-    every = fits(run)
+    every = fits_every_phase(run)
     found.document["cards"] = [
         {
             "gpu": fit.gpu.name,
@@ -143,11 +144,16 @@ def _memory(loaded: Loaded, found: Findings, show: Show) -> None:
     chosen = find_gpu(run.cloud.gpu) if run.cloud.gpu else None
     for fit in every:
         if chosen and fit.gpu.name == chosen.name and not fit.is_fitting:
-            found.problems.append(
-                f"cloud.gpu is {chosen.name}, and training does not fit in its memory:"
-                f" {format_bytes(fit.peak_bytes)} needed, {format_bytes(fit.usable_bytes)} available."
-                f" Lower {fit.lower}."
-            )
+            found.problems.append(f"cloud.gpu is {chosen.name}, and {_why_not(fit)}")
+
+
+def _why_not(fit: Fit) -> str:
+    if fit.lower.startswith("train.precision: "):
+        return f"it cannot train in this precision. Change {fit.lower}."
+    return (
+        f"training does not fit in its memory: {format_bytes(fit.peak_bytes)} needed,"
+        f" {format_bytes(fit.usable_bytes)} available. Lower {fit.lower}."
+    )
 
 
 def _data(loaded: Loaded, found: Findings, is_hashing: bool) -> None:

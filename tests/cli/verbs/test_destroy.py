@@ -245,6 +245,7 @@ class TestThings:
             find_resources(home, volume.id)
         assert caught.value.fix.startswith("homing destroy old ")
 
+    @pytest.mark.acceptance(136)
     def test_a_volume_that_the_user_keeps_stays_and_is_reported(self, home: Home) -> None:
         (left,) = destroy_made(home, lambda question: False, kept=True)
         assert left.kind == "kept"

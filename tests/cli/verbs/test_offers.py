@@ -91,6 +91,7 @@ def test_a_dead_provider_is_a_warning_and_none_at_all_is_exit_3(cli: Homing, mon
     assert "No provider currently offers 1x T4." in none.err
     assert "homing offers --all-configs   or use another GPU: --gpu" in none.err
     assert "north is down." in none.err, "a provider that could not be asked is named here too"
+    assert "Queried: north, south." in none.err
 
 
 def test_this_computer_is_an_offer_too_and_nothing_is_written(cli: Homing, homing_home: Path) -> None:

@@ -228,6 +228,16 @@ def test_plan_without_a_key_uses_dated_list_prices_that_are_no_offers(cli: Homin
     assert h100["speed_source"] in ("measured", "modelled")
 
 
+@pytest.mark.acceptance(8)
+@pytest.mark.usefixtures("keyless")
+def test_plan_without_a_key_says_why_the_chosen_card_is_left_out(cli: Homing) -> None:
+    asked = ("plan", "moss", "--set", "cloud.providers=[aws]", "--set", "cloud.gpu=T4")
+    assert cli(*asked).code == 0
+    said = cli(*asked, "--set", "train.precision=bf16")
+    assert said.code == 3
+    assert "1x T4 cannot compute in bf16 (train.precision: fp32 would work there, or auto)." in said.err
+
+
 @pytest.mark.usefixtures("keyless")
 def test_plan_for_a_cloud_without_list_prices_needs_a_rate_for_dollars(cli: Homing) -> None:
     asked = ("plan", "moss", "--set", "cloud.providers=[shadeform]", "--set", "cloud.gpu=H100", "--json")

@@ -215,6 +215,17 @@ def test_a_chosen_card_that_is_too_small_is_a_problem(
     assert "does not fit" in capsys.readouterr().err
 
 
+@pytest.mark.acceptance(8)
+def test_a_precision_that_the_chosen_card_lacks_is_a_problem_with_one_that_works(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "verify", "--no-run", "--set", "cloud.gpu=T4", "--set", "train.precision=bf16") == 2
+    said = capsys.readouterr().err
+    assert "cloud.gpu is T4, and it cannot train in this precision." in said
+    assert "the GPU has no bf16, use auto or fp32" in said
+    assert "does not fit in its memory" not in said
+
+
 @pytest.mark.acceptance(7, 54)
 def test_the_2b_preset_on_24_gb_is_refused_with_need_room_and_setting(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path

@@ -37,6 +37,7 @@ def test_without_a_plan_the_eta_covers_and_names_this_phase_only() -> None:
     assert progress_line(STATUS, BEAT).endswith(" | $1.83 of $12.00 | eta 1m00s for this phase")
 
 
+@pytest.mark.acceptance(62)
 def test_the_line_shows_dollars_so_far_and_at_the_end() -> None:
     said = progress_line(STATUS, BEAT, None, PLAN)
     assert said == "mid 2/3 | step 40/100 | loss 3.214 | $1.83 of $12.00, about $2.83 at the end | eta 1m30s"

@@ -6,13 +6,14 @@ CUDA context (which took 0.80 GB more).
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from homing.config.estimate.memory import fits, memory_of, training_memory
+from homing.config.estimate.memory import fits, fits_every_phase, memory_of, training_memory
 from homing.config.load import load_run, preset_dir
 from homing.gpus import GPUS
 from homing.wire import codec
@@ -95,6 +96,20 @@ def test_a_card_that_is_too_small_names_the_setting_to_lower() -> None:
     assert some["RTX4090"].lower.startswith("phases.0.micro_batch to ")
     assert some["RTX4090"].micro_batch == 32
     assert some["RTX4090"].most_rows < 32
+
+
+@pytest.mark.acceptance(64)
+def test_a_card_holds_a_run_only_if_it_holds_every_phase() -> None:
+    run = load_run(str(preset_dir() / "1b.yaml"), ["phases.0.micro_batch=0"]).run
+    small = dataclasses.replace(run.phases[0], offload="optimizer", recompute="all", micro_batch=1)
+    both = dataclasses.replace(run, phases=[small, dataclasses.replace(run.phases[0], micro_batch=4)])
+    first = {fit.gpu.name: fit.is_fitting for fit in fits(both)}
+    every = {fit.gpu.name: fit for fit in fits_every_phase(both)}
+    assert first["RTX4090"]
+    assert not every["RTX4090"].is_fitting
+    assert every["RTX4090"].lower.startswith("phases.1.")
+    assert every["H100"].is_fitting
+    assert every["H100"].peak_bytes == fits(both, both.phases[1], {"H100": GPUS["H100"]})[0].peak_bytes
 
 
 def test_the_setting_named_is_enough() -> None:

@@ -130,9 +130,9 @@ def preset_names() -> list[str]:
 
 def size_line(run: Run) -> str:
     """Return the line for the run file's header that states the computed sizes."""
-    from homing.config.estimate.memory import fits
+    from homing.config.estimate.memory import fits_every_phase
 
-    fitting = [fit for fit in fits(run) if fit.most_rows]
+    fitting = [fit for fit in fits_every_phase(run) if fit.most_rows]
     where = f"training fits GPUs from {fitting[0].gpu.memory_gib} GB" if fitting else "training fits no single GPU"
     flops = format_count(run.sizes.flops_per_token)
     return f"{run.sizes.num_params:,} parameters, {flops} FLOPs per token; {where}. (Computed by homing new.)"

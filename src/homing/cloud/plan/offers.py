@@ -85,7 +85,7 @@ def list_offers(needs: Needs, providers: Sequence[str], home: Home) -> Found:
     if not found.offers:
         raise NoOffer(
             what=f"No provider currently offers {_wanted(needs)}.",
-            why=" ".join(found.problems) or f"Queried: {', '.join(names)}.",
+            why=" ".join([*found.problems, f"Queried: {', '.join(names)}."]),
             fix="See all offers: homing offers --all-configs   or use another GPU: --gpu   or check keys and accounts:"
             " homing doctor",
         )

@@ -59,9 +59,11 @@ def is_without_key(run: Run, home: Home) -> bool:
 def list_prices(run: Run, home: Home, own_rate: Decimal | None = None) -> list[Listed]:
     """Return a row for each GPU that the run fits on, cheapest first, then fastest. `own_rate` applies to every GPU."""
     needs = dataclasses.replace(needs_of(run), disk_bytes=0, max_rate_usd_per_hour=None)
-    rows = []
+    rows, reasons = [], dict[str, None]()
     for offer, price in _own(run, own_rate) if own_rate is not None else _listed(run):
-        if lack(offer, needs):
+        if why := lack(offer, needs):
+            if needs.gpu and find_gpu(needs.gpu) == find_gpu(offer.device):
+                reasons[f"{offer.num_gpus}x {offer.device} {why}."] = None
             continue
         speed = estimate(run, offer, home, may_probe=False)
         seconds = timing_of(run, offer, speed, home).whole_s(run)
@@ -74,8 +76,9 @@ def list_prices(run: Run, home: Home, own_rate: Decimal | None = None) -> list[L
         )  # fmt: skip
     if not rows:
         raise NoOffer(
-            what=f"{run.name} does not fit on any listed GPU.",
-            why=f"The run needs {format_bytes(needs.memory_bytes)} of memory on {run.cloud.num_gpus} x"
+            what=f"{run.name} cannot train on any listed GPU.",
+            why=" ".join(reasons)
+            or f"The run needs {format_bytes(needs.memory_bytes)} of memory on {run.cloud.num_gpus} x"
             f" {run.cloud.gpu or 'any GPU'}.",
             fix="Change cloud.gpu or cloud.num_gpus, or make the model smaller; see: homing verify RUN",
         )

@@ -37,7 +37,7 @@ from homing.config.estimate.params_and_flops import (
 from homing.gpus import GPUS, Gpu
 from homing.wire.run_json import Lora, Model, Phase, Rl, Run
 
-__all__ = ["AT_A_TIME", "LORA_TARGETS", "Fit", "Memory", "fits", "layer_bytes",
+__all__ = ["AT_A_TIME", "LORA_TARGETS", "Fit", "Memory", "fits", "fits_every_phase", "layer_bytes",
            "memory_of", "training_memory"]  # fmt: skip
 
 FP32, BF16, FP8 = 4, 2, 1
@@ -314,6 +314,15 @@ def _fit(run: Run, phase: Phase, gpu: Gpu) -> Fit:
     memory = training_memory(run, phase, has_bf16=gpu.has_bf16)
     usable = int(gpu.memory_gib * 2**30 * USABLE)
     rows = num_rows(phase.rl) if phase.rl else phase.batch_tokens // run.model.context
+def fits_every_phase(run: Run, gpus: dict[str, Gpu] | None = None) -> list[Fit]:
+    """Return a Fit for every known GPU: of the first phase that does not fit, else of the one with the highest peak."""
+    found = []
+    for each in zip(*(fits(run, phase, gpus) for phase in run.phases), strict=True):
+        highest = max(each, key=lambda fit: fit.peak_bytes)
+        found.append(next((fit for fit in each if not fit.is_fitting), highest))
+    return found
+
+
     most = _most_rows(memory, usable, rows)
     used = phase.micro_batch or most
     lower = ""

@@ -872,6 +872,9 @@ def test_a_volume_is_in_the_rate_while_it_is_attached(tmp_path: Path) -> None:
 @pytest.mark.acceptance(128)
 def test_a_budget_alert_is_made_once_and_kept(tmp_path: Path) -> None:
     rig = Rig(tmp_path, monthly_budget="50", budget_email="me@example.org")
+    made = rig.create()
+    rig.provider.destroy(made.id)
+    rig.request = dataclasses.replace(rig.request, mark=f"{MARK.rpartition('-')[0]}-2")
     rig.create()
     found = [each for each in rig.provider.list_resources() if each.kind == "budget"]
     assert [(each.mark, each.is_kept) for each in found] == [(f"homing-{OWNER}-budget", True)]

@@ -28,6 +28,23 @@ def test_an_attention_for_cards_is_refused_on_a_processor(tiny_run: Run) -> None
         pick_attention(train, tiny_run.phases[0], tiny_run.model, CPU, picked)
 
 
+@pytest.mark.acceptance(8, 97)
+def test_a_named_attention_that_does_not_work_on_the_card_is_refused_with_one_that_does(
+    tiny_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Race("efficient", {"efficient": 0.001}, {"flash": "No available kernel."})
+    monkeypatch.setattr(hardware_choices, "describe_device", lambda _: "cuda (Tesla T4)")
+    monkeypatch.setattr(hardware_choices, "pick_precision", lambda *_: "fp32")
+    monkeypatch.setattr(hardware_choices, "race_attention", lambda *_: found)
+    train = dataclasses.replace(tiny_run.train, compile="off", attention="flash")
+    phase = dataclasses.replace(tiny_run.phases[0], micro_batch=4)
+    picked, _ = pick_choices(train, phase, tiny_run.model, torch.device("cuda"), 8, {})
+    with pytest.raises(UsageError, match=r"flash does not work on cuda \(Tesla T4\)") as caught:
+        pick_attention(train, phase, tiny_run.model, torch.device("cuda"), picked)
+    assert "flash excluded: No available kernel." in caught.value.why
+    assert "which uses efficient here" in caught.value.fix
+
+
 def test_a_cpu_has_one_attention_kernel_and_reports_nothing(tiny_run: Run) -> None:
     picked, changed = pick_choices(tiny_run.train, tiny_run.phases[0], tiny_run.model, CPU, 8, {})
     assert pick_attention(tiny_run.train, tiny_run.phases[0], tiny_run.model, CPU, picked) == (picked, [])

@@ -25,7 +25,7 @@ from homing.cloud.check_numbers import MOST_USD_PER_HOUR, Figures, read_figure
 from homing.cloud.providers.aws.api import GLOBAL, AwsApi, AwsRefused
 from homing.cloud.providers.base import Offer
 from homing.cloud.providers.fixed_prices import Price, find_price
-from homing.config.estimate.memory import Fit, fits
+from homing.config.estimate.memory import Fit, fits_every_phase
 from homing.errors import HomingError, ProviderSilent
 from homing.gpus import GPUS, Gpu, find_gpu
 from homing.wire.run_json import Run
@@ -388,7 +388,6 @@ def guide(run: Run) -> list[Row]:
     """Return one row per instance type, in table order. Each phase must fit on a single GPU, without sharding."""
     rows = []
     for name, (card, num_gpus, num_cores, memory_gib) in TYPES.items():
-        each = [fits(run, phase, {card: GPUS[card]})[0] for phase in run.phases]
-        worst = next((fit for fit in each if not fit.is_fitting), max(each, key=lambda fit: fit.peak_bytes))
+        (worst,) = fits_every_phase(run, {card: GPUS[card]})
         rows.append(Row(name, card, num_gpus, num_cores, memory_gib, worst, find_price("aws", name)))
     return rows
