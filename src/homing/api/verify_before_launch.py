@@ -64,7 +64,7 @@ def verify_run(
     _memory(loaded, found, show)
     _data(loaded, found, check_hashes)
     _length(loaded, found)
-    if not no_run and not found.problems:  # if shards are missing, the step would only report the same problem
+    if not no_run and not found.problems:  # if shards are missing, running a step would only report that again
         _one_step(loaded, found)
     follows = _next_command(loaded, found, changes)
     found.document |= {"problems": found.problems, "warnings": loaded.warnings, "next": follows}
@@ -161,7 +161,7 @@ def _data(loaded: Loaded, found: Findings, is_hashing: bool) -> None:
 
     _own_data(loaded, found, is_hashing)
     prepared = read_prepared(Path(loaded.run.data.dir))
-    if prepared is None and loaded.is_prepared:  # no phase reads the run's text
+    if prepared is None and loaded.is_prepared:  # no prepared text is needed, because no phase reads the run's text
         found.problems += _vocabulary(loaded, Path(loaded.run.data.dir) / file_names.TOKENIZER)
         return
     if prepared is None:
@@ -200,7 +200,7 @@ def _data(loaded: Loaded, found: Findings, is_hashing: bool) -> None:
 
 
 def _own_data(loaded: Loaded, found: Findings, is_hashing: bool) -> None:
-    """Check the data of phases that have their own."""
+    """Check the prepared data of each phase that has its own data."""
     from homing.config.prepared_data import missing_files, read_prepared
 
     found.document["own_data"] = []
@@ -226,7 +226,7 @@ def _vocabulary(loaded: Loaded, tokenizer: Path) -> list[str]:
         wanted, there = loaded.run.model.vocab_size, tokenizer_vocab_size(tokenizer)
     except DataError as error:
         return [error.what]
-    is_match = there <= wanted if loaded.run.base else wanted == there  # open weights may have unused rows
+    is_match = there <= wanted if loaded.run.base else wanted == there  # open weights may have unused embedding rows
     sizes = f"{wanted:,} in {loaded.file}, {there:,} in {tokenizer}"
     verdict = "they do not match" if not is_match else "they match" if wanted == there else "they fit"
     notices.say(f"Vocabulary: {sizes}: {verdict}.")
@@ -265,7 +265,7 @@ def _length(loaded: Loaded, found: Findings) -> None:
 
 
 def _one_step(loaded: Loaded, found: Findings) -> None:
-    # torch is imported here and nowhere above.
+    # Import torch only here, because the other checks do not need it.
     from homing.lm.try_first_step import verify
 
     notices.say("Running one forward and backward pass ...")

@@ -202,7 +202,7 @@ def _again(name: str, near: list[str]) -> str:
 
 
 def _check_text(named: str, flag: str, call: str) -> None:
-    """Check local text now, so that the user can fix a typo at once. `homing prep` checks text in a store."""
+    """Check local text now, so that the user can fix a typo immediately. `homing prep` checks text in a store."""
     from homing.find_source_files import fault_of, is_in_store, is_utf8
 
     if is_in_store(named) or not (fault := fault_of(named)):
@@ -284,7 +284,10 @@ def _fill(body: str, name: str, text: list[str], validation: list[str]) -> str:
 
 
 def _first_words(text: list[str]) -> str:
-    """Return the first words of the text, as a prompt for samples; "" if it cannot be read here, which prep reports."""
+    """Return the first words of the text, as a prompt for samples.
+
+    Return "" if the text cannot be read here; `homing prep` reports the reason.
+    """
     # Read the first document exactly as prep does, even from a compressed or JSON lines file. The imported modules need
     # only the standard library and, for .zst files, zstandard, which may not be installed.
     from homing.find_source_files import find_sources

@@ -56,8 +56,8 @@ MUON_SCRATCH_BYTES = 16
 AT_A_TIME, LOADS = 2**24, 3
 # On a host with offloaded state: memory of one process (Python, torch, CUDA), and the fraction of memory to use.
 PROCESS_BYTES, HOST_SHARE = 3 * 2**30, 0.9
-# Bytes per row and vocabulary entry while sampling: the logits in bf16; in fp32 the logits, their logarithms, and
-# copies for computing the entropy and choosing the token.
+# Bytes per row and vocabulary entry while sampling. They hold the logits in bf16 and, in fp32, the logits, the
+# log-probabilities, and the copies used to compute the entropy and choose the token.
 SAMPLED_LOGIT_BYTES = 22
 # Log-probabilities of samples, needed for a KL term or for several updates, are computed this many tokens at a time.
 LOOKED_BACK_TOKENS = 65536
@@ -115,7 +115,8 @@ class Memory:
 
     def forward(self, micro_batch: int) -> int:
         logits = min(self.logits_most, micro_batch * self.logits_per_row) + self.head_gradient
-        # When the first block is recomputed, the loss has already freed its memory, so the larger one counts.
+        # When the first block is recomputed, the memory of the loss has already been freed. So count the larger of
+        # the two, not their sum.
         passing = max(logits, int(SPARE * micro_batch * self.block_per_row) + self.head_gradient)
         return int(self.copies + SPARE * micro_batch * self.activations_per_row + passing)
 
@@ -134,7 +135,10 @@ class Fit:
 
 
 def training_memory(run: Run, phase: Phase | None = None, *, has_bf16: bool = True) -> Memory:
-    """Estimate the memory of one phase (the first if None), in the precision that a GPU with or without bf16 uses."""
+    """Estimate the memory of one phase, by default the first.
+
+    With train.precision auto, the precision depends on whether the GPU supports bf16 (`has_bf16`).
+    """
     phase = phase or run.phases[0]
     precision = run.train.precision
     if precision == "auto":
@@ -245,17 +249,17 @@ def _copy_bytes(
 ) -> int:
     """Return the bytes of the copies used in matrix multiplications.
 
-    Only one recomputed block is counted, because they are recomputed one at a time.
+    Of the recomputed blocks, only one is counted, because blocks are recomputed one at a time.
     """
     alive = min(1.0, 1.0 - again + 1 / model.num_layers)
     if method == "full":
-        # FP8 keeps a transposed copy of each matrix in addition to the cast one.
+        # FP8 keeps two copies of each matrix: the matrix cast to FP8, and its transpose.
         of_blocks = {"fp32": 0, "bf16": BF16 * blocks, "fp8": 2 * FP8 * blocks}[precision]
         return int(alive * of_blocks) + (BF16 * head if precision != "fp32" else 0)
     size, largest = FP32 if precision == "fp32" else BF16, model.width * model.ffn_width
     adapters = adapter_params(model, lora) if lora else 0
     dequantised = size * largest if method == "qlora" else 0
-    norms = 2 * FP32 * largest if lora and lora.is_dora else 0  # the weight in fp32, without and with its adapter
+    norms = 2 * FP32 * largest if lora and lora.is_dora else 0  # the fp32 weight, both without and with its adapter
     return int(alive * size * adapters) + dequantised + norms
 
 
@@ -274,11 +278,11 @@ def layer_bytes(model: Model, size: int, *, is_fp8: bool, lora: Lora | None) -> 
         chosen = set(LORA_TARGETS if "all" in lora.targets else lora.targets)
         inputs = d * bool(chosen & {"q", "k", "v"}) + d * bool(chosen & {"gate", "up"}) + lora.rank * len(chosen)
         down = model.ffn_width if "down" in chosen else 0
-        if lora.is_dora:  # DoRA also keeps each output as it was before scaling
+        if lora.is_dora:  # DoRA also keeps each output in its unscaled form
             outs = {"q": queries, "k": keys, "v": keys, "o": d, "down": d}
             outs |= {"gate": model.ffn_width, "up": model.ffn_width}
             inputs += sum(outs[name] for name in chosen)
-    if is_fp8:  # inputs of matrix multiplications are kept in FP8; the attention output, also in the compute type
+    if is_fp8:  # matmul inputs are kept in FP8, and the attention output is also kept in the compute type
         return size * (stream + heads + up) + FP8 * (inputs + queries + down)
     return size * (stream + inputs + heads + up + down)
 
@@ -310,10 +314,6 @@ def fits(run: Run, phase: Phase | None = None, gpus: dict[str, Gpu] | None = Non
     return [_fit(run, phase, gpu) for gpu in known]
 
 
-def _fit(run: Run, phase: Phase, gpu: Gpu) -> Fit:
-    memory = training_memory(run, phase, has_bf16=gpu.has_bf16)
-    usable = int(gpu.memory_gib * 2**30 * USABLE)
-    rows = num_rows(phase.rl) if phase.rl else phase.batch_tokens // run.model.context
 def fits_every_phase(run: Run, gpus: dict[str, Gpu] | None = None) -> list[Fit]:
     """Return a Fit for every known GPU: of the first phase that does not fit, else of the one with the highest peak."""
     found = []
@@ -323,6 +323,10 @@ def fits_every_phase(run: Run, gpus: dict[str, Gpu] | None = None) -> list[Fit]:
     return found
 
 
+def _fit(run: Run, phase: Phase, gpu: Gpu) -> Fit:
+    memory = training_memory(run, phase, has_bf16=gpu.has_bf16)
+    usable = int(gpu.memory_gib * 2**30 * USABLE)
+    rows = num_rows(phase.rl) if phase.rl else phase.batch_tokens // run.model.context
     most = _most_rows(memory, usable, rows)
     used = phase.micro_batch or most
     lower = ""
@@ -384,9 +388,10 @@ def _what_to_shrink(run: Run, phase: Phase, gpu: Gpu, usable: int) -> str:
 
 
 def _is_change(phase: Phase, changes: dict[str, Any]) -> bool:
-    """Return True if the changes apply to this phase.
+    """Return True if these settings, suggested to save memory, can be applied to this phase and would change it.
 
-    Offload applies only to method full, because adapters have little state; qlora applies only to method lora.
+    Optimizer offload applies only to method full, because adapters have little optimizer state. Switching to qlora
+    applies only to method lora.
     """
     if "method" in changes:
         return phase.method == "lora"

@@ -98,7 +98,7 @@ class Ranks:
         dist.all_reduce(total)
 
     def share(self, num: int) -> slice:
-        """Return the slice of `num` items that this rank handles. All slices are equally long, but the last may be shorter."""
+        """Return the slice of `num` items that this rank handles. Slices are equally long; the last may be shorter."""
         each = -(-num // self.count)
         return slice(min(num, self.rank * each), min(num, (self.rank + 1) * each))
 
