@@ -82,7 +82,7 @@ def _refusals(config: dict[str, Any], arch: str) -> list[str]:
             "use_sliding_window: some layers use a sliding window; homing's decoder attends to all earlier tokens."
         )
     if config.get("mlp_bias") or (arch != "qwen2" and config.get("attention_bias")):
-        problems.append("attention_bias or mlp_bias: homing's decoder has no such biases.")
+        problems.append("attention_bias or mlp_bias: the model uses bias terms that homing does not support.")
     if config.get("quantization_config"):
         method = config["quantization_config"]
         method = method.get("quant_method", "unnamed") if isinstance(method, dict) else method
@@ -99,7 +99,7 @@ def _theta_refusals(config: dict[str, Any], rope: dict[str, Any]) -> list[str]:
             problems.append(f"partial_rotary_factor {factor}: homing's decoder rotates all channels.")
     theta = _theta(config, rope)
     if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not 0 < theta < math.inf:
-        problems.append(f"rope_theta {theta!r} is not a number above 0.")
+        problems.append(f"rope_theta must be a number greater than 0, not {theta!r}.")
     return problems
 
 
@@ -118,7 +118,7 @@ def _rope_refusals(rope: dict[str, Any], arch: str) -> list[str]:
     numbers = {name: rope.get(name) for name in _LLAMA3}
     wrong = [name for name, n in numbers.items() if not isinstance(n, (int, float)) or not 0 < n < math.inf]
     if wrong:
-        return [f"rope type 'llama3' needs numbers above 0 for: {', '.join(wrong)}."]
+        return [f"rope type 'llama3' needs numbers greater than 0 for: {', '.join(wrong)}."]
     if not rope["low_freq_factor"] < rope["high_freq_factor"]:
         return ["rope type 'llama3': low_freq_factor must be below high_freq_factor."]
     return []

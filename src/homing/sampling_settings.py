@@ -71,7 +71,7 @@ def check_settings(settings: SamplingSettings, vocab_size: int) -> list[str]:
     if settings.top_k < 0:
         problems.append(f"top_k is {settings.top_k}; it must be 0 (no limit) or more")
     if unknown := [i for i in settings.logit_bias if not 0 <= i < vocab_size]:
-        problems.append(f"logit_bias names token {unknown[0]}; the vocabulary has {vocab_size} tokens")
+        problems.append(f"logit_bias names token {unknown[0]}, but the vocabulary has {vocab_size} tokens")
     if any(math.isnan(bias) for bias in settings.logit_bias.values()):
         problems.append("logit_bias contains a value that is not a number")
     return problems

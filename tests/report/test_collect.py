@@ -98,7 +98,7 @@ def test_without_its_store_the_report_uses_fetched_files_and_says_so(home: Home,
     assert report.phases[0].step == 20
     assert report.spend_usd == "2.00"
     (problem,) = report.problems
-    assert problem.startswith(f"file:{tmp_path}/away was not read (")
+    assert problem.startswith(f"file:{tmp_path}/away could not be read (")
     (tmp_path / "away").mkdir()
     (problem,) = read_report(home, subject).problems
     assert "it has no data for this run" in problem

@@ -94,7 +94,9 @@ def verify(run: Run, run_dir: Path) -> VerifyReport:
     phase, started = run.phases[0], time.perf_counter()
     built = _build(here, phase)
     if phase.method == "full" and built.model.num_params() != sum(count_params(built.model.shape).values()):
-        problems.append(f"the model has {built.model.num_params():,} parameters, but its shape implies another number.")
+        problems.append(
+            f"the model has {built.model.num_params():,} parameters, but its shape implies a different number."
+        )
     batch, source, is_real = _batch(here, phase, built.model)
     step = take_step(
         built.model, batch.ids_RT, batch.targets_RT, segments_BT=batch.segments_RT,
@@ -317,7 +319,7 @@ def _layers_that_fit(run: Run, device: torch.device, bytes_per_param: int) -> in
         raise DataError(
             what="Not even one layer of this model fits in the memory of this machine.",
             why=f"It needs {needed:,} bytes. {free:,} are free, of which homing uses at most {MEMORY_SHARE:.0%}.",
-            fix="Check without building the model: homing verify --no-run",
+            fix="Verify the run without building the model: homing verify --no-run",
         )
     return min(layers, fitting)
 

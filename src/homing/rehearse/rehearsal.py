@@ -182,7 +182,7 @@ class _Walk:
             raise
         except HomingError as exc:
             self.failed_launches.append(exc.what)
-            self.notify("line", f"the launch failed and was undone: {exc.what}")
+            self.notify("line", f"the launch failed and was rolled back: {exc.what}")
             return False
         return True
 

@@ -117,7 +117,9 @@ class _RunFiles:
             why = "it has no data for this run"
         except (HomingError, OSError) as exc:
             why = str(exc).splitlines()[0]
-        self.problems.append(f"{row.store} was not read ({why}): this report uses the local copy from the last fetch.")
+        self.problems.append(
+            f"{row.store} could not be read ({why}), so this report uses the local copy from the last fetch."
+        )
         return self.here
 
     def run(self) -> Run | None:

@@ -236,9 +236,9 @@ class MountedVolume(FileStore):
     def create_if_absent(self, key: str, data: bytes) -> bool:
         check_key(key)
         raise StoreError(
-            what=f"A sandbox cannot guarantee that it alone creates {key}.",
+            what=f"{key} cannot be created safely from inside a sandbox.",
             why="Each sandbox has its own view of the Volume, so two of them could create the same file.",
-            fix="Run this on your own computer; leases can be taken only there.",
+            fix="Run the command on your own computer instead.",
         )
 
     def _commit(self, key: str) -> None:

@@ -88,7 +88,7 @@ def _look_s3(store: S3Store, needs_write: bool) -> list[str]:
     store.list(f"{PROBES}/")
     notes = [f"{address.bucket} is reachable at {connection.where} with the credentials from {connection.source}"]
     if connection.is_temporary:
-        notes.append("warning: these credentials are temporary; after they expire, a run cannot push anything")
+        notes.append("warning: these credentials are temporary; once they expire, the run can no longer push anything")
     if swept:
         notes.append(f"aborted {swept} incomplete uploads that had been idle for more than a day")
     return notes

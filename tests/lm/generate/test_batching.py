@@ -197,7 +197,7 @@ def test_a_failing_step_fails_its_texts_and_no_later_one(monkeypatch: pytest.Mon
     [
         ({"prompt_ids": []}, "no tokens"),
         ({"prompt_ids": [100]}, "outside the vocabulary of 100"),
-        ({"num_tokens": 0}, "it must be 1 or more"),
+        ({"num_tokens": 0}, "must be 1 or more, not"),
         ({"num_tokens": 384}, "exceed the context of 384"),
         ({"sampling": SamplingSettings(top_p=0.0)}, "top_p is 0.0"),
     ],

@@ -259,7 +259,7 @@ class TestMount(StoreContract):
         return open_store(f"modal:runs?mount={tmp_path}/none", Committed(), create=False)
 
     def test_one_of_many_creates_what_is_absent(self, store: Store) -> None:
-        with pytest.raises(StoreError, match="cannot guarantee that it alone"):
+        with pytest.raises(StoreError, match="cannot be created safely"):
             store.create_if_absent("lease", b"1")
 
 

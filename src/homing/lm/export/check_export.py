@@ -210,5 +210,6 @@ def _failed(what: str, why: str) -> IntegrityError:
     return IntegrityError(
         what=f"The export differs from the trained model: its {what} differ.",
         why=why,
-        fix="Please report this with the line above. No export was written, and the original folder is unchanged.",
+        fix="Please report this error, including the line above."
+        " No export was written, and the original folder is unchanged.",
     )

@@ -127,10 +127,10 @@ def _making(run: Run | None, manifest: CheckpointManifest | None) -> list[str]:
         return ["No record of their training is stored with these weights."]
     lines = [f"- run: `{run.id or run.name}`" + (f", {manifest.phase} step {manifest.step:,}" if manifest else "")]
     if run.base is not None:
-        lines.append(f"- started from open weights: `{run.base.address}`" + _licence_of(run))
+        lines.append(f"- initialized from open weights: `{run.base.address}`" + _licence_of(run))
     if run.data.manifest_sha256:  # a run without a pretrain phase may have no text
         amount = f"{run.data.num_train_tokens:,} tokens, manifest `{run.data.manifest_sha256[:16]}`"
-        lines.append(f"- text data of the run: {amount}")
+        lines.append(f"- text data: {amount}")
     lines.append(f"- tokenizer: `{run.data.tokenizer_sha256[:16]}`, {run.model.vocab_size:,} tokens in the vocabulary")
     lines.append(f"- seed {run.seed}, code version {run.code_version or 'unknown'}")
     if manifest is not None and manifest.lineage:

@@ -136,9 +136,9 @@ class BatchGenerator:
         if not request.prompt_ids:
             problems.append("the prompt has no tokens")
         elif len(request.prompt_ids) + request.num_tokens > self._model.shape.context:
-            problems.append(f"prompt and new tokens exceed the context of {self._model.shape.context}")
+            problems.append(f"the prompt plus the new tokens exceed the context of {self._model.shape.context} tokens")
         if request.num_tokens < 0 or (request.num_tokens == 0 and not request.scores_prompt):
-            problems.append(f"the number of tokens is {request.num_tokens}; it must be 1 or more")
+            problems.append(f"the number of new tokens must be 1 or more, not {request.num_tokens}")
         if any(not 0 <= i < self._model.shape.vocab_size for i in request.prompt_ids):
             problems.append(f"the prompt contains ids outside the vocabulary of {self._model.shape.vocab_size} tokens")
         refuse_bad_settings(request.sampling, self._model.shape.vocab_size, problems)

@@ -92,7 +92,7 @@ def _problems(prompt_ids: Sequence[int], num_tokens: int, vocab_size: int) -> li
     if any(not 0 <= i < vocab_size for i in prompt_ids):
         problems.append(f"the prompt contains ids outside the vocabulary of {vocab_size} tokens")
     if num_tokens < 0:
-        problems.append(f"the number of tokens is {num_tokens}; it must be 0 or more")
+        problems.append(f"the number of new tokens must be 0 or more, not {num_tokens}")
     return problems
 
 

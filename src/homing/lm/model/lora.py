@@ -364,7 +364,9 @@ def _check(model: Decoder, settings: Lora) -> None:
     assert model.lora is None, "the model has adapters already; merge them first"
     problems = []
     if model.shape.family != "stock":
-        problems.append(f"The {model.shape.family} family does not support adapters, as no other tool could load them.")
+        problems.append(
+            f"The {model.shape.family} family does not support adapters, because no other tool could load them."
+        )
     unknown = [target for target in settings.targets if target not in (*TARGETS, "all")]
     problems += [f"lora.targets: {target!r} is not one of {', '.join((*TARGETS, 'all'))}." for target in unknown]
     if not settings.targets:
@@ -379,7 +381,7 @@ def _check(model: Decoder, settings: Lora) -> None:
         raise UsageError(
             what="Invalid adapter settings.",
             why="\n".join(problems),
-            fix="Change these keys under lora: in the phase, or use method: full.",
+            fix="Correct the invalid keys under lora: in the phase, or use method: full.",
         )
 
 

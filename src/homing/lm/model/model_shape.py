@@ -58,7 +58,8 @@ def check_shape(shape: Model) -> None:
         raise DataError(
             what="A model of this shape cannot be built.",
             why="\n".join(problems),
-            fix="Change these keys under model: in the run file, or set only model.depth and let homing derive them.",
+            fix="Correct the invalid keys under model: in the run file,"
+            " or set only model.depth and let homing derive the others.",
         )
 
 

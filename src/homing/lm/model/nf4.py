@@ -59,7 +59,7 @@ def quantize(weight: Tensor) -> Nf4:
     if not torch.isfinite(magnitudes_b).all():
         raise DataError(
             what="Weights with NaN or infinite values cannot be quantized.",
-            why=f"A matrix of shape {tuple(weight.shape)} has such values.",
+            why=f"A matrix of shape {tuple(weight.shape)} contains such values.",
             fix="Use other weights, or set method: lora, which does not quantize them.",
         )
     indices_n = torch.bucketize(scaled_n, _midpoints(code(flat_n.device)), out_int32=True).to(torch.uint8)

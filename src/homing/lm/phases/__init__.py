@@ -96,7 +96,7 @@ def check_phases(phases: list[Phase]) -> None:
         raise UsageError(
             what="This version of homing cannot run these phases." if problems else "The run has no phases.",
             why="\n".join(problems),
-            fix="Change the phases: list in the run file.",
+            fix="Correct the list under phases: in the run file.",
         )
     kinds = [phase.kind for phase in phases]
     if len(set(kinds)) != len(kinds):

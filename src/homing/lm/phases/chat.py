@@ -38,8 +38,9 @@ class Chat:
         self._context, self._vocab_size = run.model.context, run.model.vocab_size
         if phase.batch_tokens % self._context or phase.batch_tokens <= 0:
             raise UsageError(
-                what=f"A batch of {phase.batch_tokens:,} tokens cannot be split into whole rows of {self._context:,}.",
-                why="A step always trains on whole rows of conversations.",
+                what=f"A batch of {phase.batch_tokens:,} tokens cannot be split"
+                f" into whole rows of {self._context:,} tokens.",
+                why="A step always trains on whole rows of packed conversations.",
                 fix=f"Set batch_tokens to a multiple of {self._context}.",
             )
         self.rows_per_step = phase.batch_tokens // self._context

@@ -37,7 +37,7 @@ class Pretrain:
         context = run.model.context
         if phase.batch_tokens % context or phase.batch_tokens <= 0:
             raise UsageError(
-                what=f"A batch of {phase.batch_tokens:,} tokens cannot be split into whole rows of {context:,}.",
+                what=f"A batch of {phase.batch_tokens:,} tokens cannot be split into whole rows of {context:,} tokens.",
                 why="A step always trains on whole rows, so that no token is lost or repeated.",
                 fix=f"Set batch_tokens to a multiple of {context}, such as "
                 f"{max(1, round(phase.batch_tokens / context)) * context}.",

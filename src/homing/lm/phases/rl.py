@@ -79,7 +79,7 @@ class Reinforce:
         if self.rl.prompts_per_step % num_ranks:
             raise UsageError(
                 what=f"{self.rl.prompts_per_step} prompts cannot be divided evenly among {num_ranks} GPUs.",
-                why="Each GPU must process the same number of prompts, and all samples for each of its prompts.",
+                why="Each GPU must process the same number of prompts, with all samples of a prompt on the same GPU.",
                 fix=f"Set prompts_per_step, under rl: in this phase, to a multiple of {num_ranks}.",
             )
         if self.rl.graphs == "on" and device.type != "cuda":
@@ -91,7 +91,8 @@ class Reinforce:
         if num_ranks > 1 and self.rl.updates_per_rollout > 1:
             raise UsageError(
                 what="Several updates on the same set of samples are possible only on a single GPU.",
-                why="A checkpoint between two such updates must contain all samples, but each GPU has only its own.",
+                why="A checkpoint saved between two of these updates must contain all samples,"
+                " but each GPU has only its own share.",
                 fix="Under rl: in this phase, set updates_per_rollout: 1, or train on one GPU.",
             )
         return RlBatches(self, model, first_row=first_row, device=device, rank=rank, num_ranks=num_ranks)
@@ -355,6 +356,6 @@ def check_settings(phase: Phase, context: int) -> Rl:
         raise UsageError(
             what="The rl phase has invalid settings.",
             why="\n".join(problems),
-            fix="Change these settings under rl: in this phase of the run file.",
+            fix="Correct the invalid settings under rl: in this phase of the run file.",
         )
     return rl

@@ -40,9 +40,9 @@ class Prompter:
             return chatml(self._tokenizer, messages)
         if self._turns is None or self._turns.template_sha256 != template_sha256(self._template):
             raise DataError(
-                what="These weights have their own chat template, but it has not been split into turns.",
+                what="These weights have their own chat template, which has not been split into turns yet.",
                 why=f"{file_names.TURNS} is missing from {self._folder}, or was created from a different template.",
-                fix="Create it: homing prep RUN (If that command reports that the template cannot be split,"
+                fix="Create the file: homing prep RUN (If that command reports that the template cannot be split,"
                 " provide the prompts as token ids.)",
             )
         return in_turns(self._turns, self._tokenizer, messages)

@@ -141,16 +141,16 @@ def open_task(
     if (task.kind in MAKERS) == bool(task.file):
         problems.append(f"{task.kind} {'generates its questions and takes no file' if task.file else 'needs a file'}")
     if not (np.isfinite(task.weight) and task.weight > 0):
-        problems.append(f"its weight is {task.weight}; it must be more than 0")
+        problems.append(f"weight must be greater than 0, not {task.weight}")
     if not 1 <= task.difficulty <= 5:
-        problems.append(f"its difficulty is {task.difficulty}; it must be from 1 to 5")
+        problems.append(f"difficulty must be from 1 to 5, not {task.difficulty}")
     if task.calculator not in ("auto", "on", "off"):
-        problems.append(f"its calculator is {task.calculator!r}; it must be auto, on or off")
+        problems.append(f"calculator must be auto, on or off, not {task.calculator!r}")
     if problems:
         raise UsageError(
             what=f"Invalid task {task.kind} in the rl phase.",
             why="\n".join(problems),
-            fix=f"Change rl.tasks[{number}] in the phase.",
+            fix=f"Correct rl.tasks[{number}] in the rl phase.",
         )
     return Asked(task, number, seed=seed, tokenizer=tokenizer, prompter=prompter, data_dir=data_dir, room=room)
 

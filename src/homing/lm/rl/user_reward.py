@@ -70,7 +70,7 @@ class OwnReward:
             raise RunFailed(
                 what=f"{self.path} returned no reward for any of {len(rewards)} samples.",
                 why="\n".join(sorted(self._reported)),
-                fix="Fix the file and start a new run. The old checkpoints cannot be resumed with the fixed file.",
+                fix="Fix the reward file and start a new run. Old checkpoints cannot be resumed with the fixed file.",
             )
         return rewards
 
@@ -180,11 +180,13 @@ def _check(path: Path, sha256: str) -> None:
         found = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as exc:
         raise DataError(
-            what=f"The reward {path} cannot be read.", why=str(exc), fix="In the task, set reward: to the file's path."
+            what=f"The reward file {path} cannot be read.",
+            why=str(exc),
+            fix="In the task, set reward: to the path of the reward file.",
         ) from exc
     if sha256 and found != sha256:
         raise DataError(
-            what=f"The reward {path} has changed since this run was created.",
+            what=f"The reward file {path} has changed since this run was created.",
             why=f"Its sha256 is {found[:12]}..., but run.json says {sha256[:12]}...",
             fix="Restore the original file, or start a new run with the changed one.",
         )

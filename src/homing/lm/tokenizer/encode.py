@@ -193,7 +193,7 @@ def _not_identical(encoder: str, text: bytes, got: list[int], wanted: list[int])
     at = next((i for i, (a, b) in enumerate(zip(got, wanted, strict=False)) if a != b), min(len(got), len(wanted)))
     return IntegrityError(
         what="The encoder and tokenizer.json give different ids for the same text.",
-        why=f"For {text[:60]!r}, the ids from token {at} on are {got[at : at + 4]} with {encoder}"
+        why=f"For {text[:60]!r}, the ids starting at token {at} are {got[at : at + 4]} with {encoder}"
         f" but {wanted[at : at + 4]} with tokenizers.",
         fix="Install the versions in constraints.txt: pip install -c constraints.txt gigatoken tokenizers",
     )

@@ -101,7 +101,7 @@ def specials_named(name: str) -> list[str]:
         raise DataError(
             what=f"Unknown set of special tokens: {name!r}",
             why=f"Known sets: {', '.join(SPECIALS)}.",
-            fix="Set tokenizer.specials to one of these.",
+            fix="Set tokenizer.specials to one of the known sets.",
         )
     return SPECIALS[name]
 

@@ -101,5 +101,5 @@ def too_little_text(vocab_size: int, num_specials: int, num_merges: int) -> Data
         what=f"The text is too small for a vocabulary of {vocab_size:,}: it yields only {num_merges:,} merges.",
         why=f"{num_specials} special tokens, 256 bytes and {num_merges:,} merges make a vocabulary of {largest:,};"
         " more text would yield more merges.",
-        fix=f"Set tokenizer.vocab_size in the run file (or --vocab-size) to {largest} or, better, to much less.",
+        fix=f"Set tokenizer.vocab_size in the run file (or --vocab-size) to {largest} or, preferably, much less.",
     )

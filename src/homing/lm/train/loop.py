@@ -372,7 +372,7 @@ class _Phase:
         if in_a_row >= limit:
             raise FatalError(
                 what=f"Training stopped at step {figures.step:,}, "
-                f"because the loss or gradient was not finite in {in_a_row} steps in a row.",
+                f"because the loss or gradient was not finite for {in_a_row} steps in a row.",
                 why=f"The {what} is NaN or infinite. The weights are still those from the last good step.",
                 fix="Lower this phase's learning rate (lr) or lengthen its warmup. Earlier checkpoints are still good.",
             )

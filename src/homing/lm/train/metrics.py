@@ -128,7 +128,9 @@ class Journal:
                 # to terminate the incomplete line.
                 self._close(name)
                 if name not in self._is_torn:
-                    self.say(f"warning: {name} cannot be written ({exc}); lines are lost, but training continues.")
+                    self.say(
+                        f"warning: {name} cannot be written ({exc}); its new lines are lost, but training continues."
+                    )
                 self._is_torn.add(name)
 
     def _open(self, name: str) -> IO[str]:

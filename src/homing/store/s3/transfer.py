@@ -279,7 +279,7 @@ def _open_range(connection: Connection, key: str, offset: int) -> Any:
     if not str(reply.get("ContentRange", "")).startswith(f"bytes {offset}-"):
         raise StoreError(
             what=f"{key} could not be read from {connection.address.url}.",
-            why="The service ignores byte ranges, so an interrupted download cannot resume.",
+            why="The service ignores HTTP range requests, so an interrupted download cannot resume.",
             fix="Use another store.",
         )
     return reply

@@ -173,7 +173,7 @@ def _check(doctor: Doctor, inputs: ChatInputs, train: Split) -> None:
             raise DataError(
                 what=f"{file.path}: {file.num_faults:,} of {file.num_lines:,} lines are invalid.",
                 why=f"First problem: {first}",
-                fix=f"Fix these lines. To list them all, run: homing data check {shlex.quote(file.path)}",
+                fix=f"Fix the invalid lines. To list them all, run: homing data check {shlex.quote(file.path)}",
             )
     if not train.num_documents:
         why = ", ".join(f"{count:,} {kind}" for kind, count in doctor.counts.most_common(5))
@@ -188,7 +188,7 @@ def _check(doctor: Doctor, inputs: ChatInputs, train: Split) -> None:
             raise DataError(
                 what=f"{source.path} changed while homing was reading it.",
                 why="Its size or modification time has changed since homing started.",
-                fix="Run the same command again once the file no longer changes.",
+                fix="Wait until the file is no longer being modified, then run the same command again.",
             )
 
 

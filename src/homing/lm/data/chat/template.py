@@ -130,7 +130,7 @@ class ChatTemplate:
             raise Fault("template", f"the chat template exceeded its limits on this conversation: {why}")
         raise DataError(
             what=f"Cannot use the chat template{f' in {self.path}' if self.path else ''}.",
-            why=f"It exceeded its limits {self._num_exceeded} times; the last time, {why}.",
+            why=f"It exceeded its time or memory limit {self._num_exceeded} times. The last time, {why}.",
             fix=f"Use the model's original {TEMPLATE}.",
         )
 

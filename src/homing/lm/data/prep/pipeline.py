@@ -349,7 +349,7 @@ def _check_unchanged(inputs: Inputs, work: Work) -> None:
                 what=f"{source.path} changed while homing was reading it.",
                 why="Its size or modification time is not what it was at the start,"
                 " so the shards would mix two versions.",
-                fix="Run the same command again when the file no longer changes.",
+                fix="Wait until the file is no longer being modified, then run the same command again.",
             )
 
 

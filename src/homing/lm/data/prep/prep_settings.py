@@ -147,7 +147,7 @@ def _check_existing(order: PrepOrder) -> Facts:
         raise DataError(
             what=f"No tokenizer at {path}.",
             why="With --use-existing-tokenizer, homing does not train a new one.",
-            fix="Set --tokenizer PATH, or remove --use-existing-tokenizer to train one.",
+            fix="Set --tokenizer PATH, or remove --use-existing-tokenizer to train a new one.",
         )
     facts = read_facts(path)
     is_smaller = facts.vocab_size < order.vocab_size and not order.is_vocab_firm
@@ -156,7 +156,7 @@ def _check_existing(order: PrepOrder) -> Facts:
             what=f"{path} has a vocabulary of {facts.vocab_size:,}, but {order.vocab_size:,} was requested.",
             why="The model and the tokenizer must have the same vocabulary size,"
             " and --use-existing-tokenizer keeps this tokenizer.",
-            fix=f"Use --vocab-size {facts.vocab_size}, or remove --use-existing-tokenizer to train one.",
+            fix=f"Use --vocab-size {facts.vocab_size}, or remove --use-existing-tokenizer to train a new one.",
         )
     return facts
 

@@ -58,7 +58,7 @@ def check_same(folder: Path, found_sha256: str, run: Run, phase: Phase) -> None:
         for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
     ]
-    back = "restore these values, then run the same command to resume from the checkpoint"
+    back = "restore the checkpoint's values, then run the same command to resume from the checkpoint"
     otherwise = back if differences else "resume with the version of homing that wrote it"
     raise UsageError(
         what=f"The checkpoint {folder} belongs to a different configuration.",

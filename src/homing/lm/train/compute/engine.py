@@ -88,7 +88,9 @@ class Engine:
         for text in notices:
             self.notify("attention_picked", text, notice=True)
         if changed:
-            self.notify("choices_changed", f"Changed since the checkpoint: {', '.join(changed)}.", notice=True)
+            self.notify(
+                "choices_changed", f"Changed since the checkpoint was saved: {', '.join(changed)}.", notice=True
+            )
         self._picked, self.micro_batch = picked.to_dict(), picked.micro_batch
         self.model.set_precision(picked.precision)
         self.model.set_recompute(self.phase.recompute)

@@ -87,7 +87,7 @@ def check_graphs(asked: str, device: torch.device) -> None:
     if asked == "on" and card_of(device) is None:
         raise UsageError(
             what=f"train.graphs: on needs a CUDA GPU, but the device is {describe_device(device)}.",
-            why="Only CUDA can capture a pass as a graph.",
+            why="Capturing a pass as a graph requires CUDA.",
             fix="Use --set train.graphs=auto   or   --set train.graphs=off",
         )
 

@@ -60,11 +60,11 @@ def pick_num_ranks(run: Run, num_cards: int, say: Callable[[str], None]) -> int:
     why = ", ".join(f"{kind} has {rows:,} rows per step" for kind, rows in steps.items())
     if run.train.num_ranks:
         raise UsageError(
-            what=f"The rows of a step cannot be divided evenly among {wanted} ranks.",
+            what=f"The rows in a step cannot be divided evenly among {wanted} ranks.",
             why=why,
             fix=f"Set train.ranks: {lower}, or set batch_tokens to a multiple of {wanted} x model.context.",
         )
-    say(f"warning: using {lower} of {wanted} GPUs: {why}, which is not divisible by {wanted}.")
+    say(f"warning: using {lower} of {wanted} GPUs, because the rows cannot be divided evenly among {wanted}: {why}.")
     return lower
 
 
