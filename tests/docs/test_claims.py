@@ -274,7 +274,7 @@ def test_states_on_the_pages_are_those_of_the_code() -> None:
     source = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "src/homing/cloud").rglob("*.py")))
     listed = [
         re.search(r"a state \(`([a-z ]+)`", page("docs/guides/life-of-a-run.md")),
-        re.search(r"Run: `([a-z ]+)`", page("docs/development/design.md")),
+        re.search(r"States of a run: `([a-z ]+)`", page("docs/development/design.md")),
     ]
     first, second = (found[1].split() for found in listed if found is not None)
     assert first == second
