@@ -159,7 +159,7 @@ def _folder(folder: str, key: str, warnings: list[str]) -> list[str]:
         )
     if left_out:
         kinds = ", ".join(f"{count} {ending}" for ending, count in sorted(left_out.items()))
-        warnings.append(f"skipped in the folder {folder}: {kinds}. To include them, give a pattern.")
+        warnings.append(f"Some files in the folder {folder} were skipped: {kinds}. To include them, give a pattern.")
     return taken
 
 

@@ -84,14 +84,15 @@ def only(plan: Plan, exact: Exact, words: Words) -> Plan:
         example = next(row.offer for row in rows or plan.offers if row.offer.cloud)
         raise UsageError(
             what=f"{exact} does not identify a single offer.",
-            why=f"{example.provider} offers instances from several clouds: give all three options, or none.",
+            why=f"{example.provider} offers instances from several clouds:"
+            " give --cloud, --region and --instance-type together, or none of them.",
             fix=f"For example: {flags_of(example)}",
         )
     if not rows:
         raise NoOffer(
             what=f"No provider currently offers {exact} for {plan.run.name}.",
             why=f"Queried the providers in cloud.providers: {', '.join(plan.run.cloud.providers)}."
-            f" Closest: {'; '.join(_near(plan, exact))}.",
+            f" Closest offers: {'; '.join(_near(plan, exact))}.",
             fix=f"See all offers: {words.to('plan')}   or query another provider: --set cloud.providers=NAME",
         )
     return dataclasses.replace(plan, offers=rows)

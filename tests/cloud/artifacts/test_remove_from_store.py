@@ -137,7 +137,7 @@ def test_a_live_run_missing_from_the_ledger_is_recognised_by_its_record(home: Ho
 def test_removing_all_runs_or_all_models_at_once_is_refused(home: Home, store: Store, key: str) -> None:
     begin(home, store, "moss-1")
     push_model(store, "moss", "moss-1")
-    with pytest.raises(UsageError, match="That would remove every"):
+    with pytest.raises(UsageError, match="This command would remove every"):
         plan_removal(store, key, home)
 
 

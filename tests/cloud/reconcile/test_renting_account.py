@@ -270,8 +270,8 @@ def test_same_account_reports_that_it_could_not_be_recorded(
     wallets.is_silent = True
     taken = say("destroy", done.run.id, "--yes", "--same-account")
     assert (
-        f"Could not record that {line.mark} is in the same account: local cannot identify the account of this key now."
-        in taken.err
+        f"Could not record that {line.mark} is in the current key's account:"
+        " local cannot identify the account of this key now." in taken.err
     )
 
 

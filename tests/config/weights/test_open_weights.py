@@ -189,7 +189,7 @@ def test_what_was_brought_once_is_there_offline_and_the_cache_is_named(
     offline = read_source("hf:them/model")
     assert "HF_HUB_OFFLINE" in offline.note
     assert (bring(offline) / "model.safetensors").is_file()
-    with pytest.raises(DataError, match="not in the Hub's cache"):
+    with pytest.raises(DataError, match="not in the Hugging Face cache"):
         read_source("hf:them/other")
 
 

@@ -54,7 +54,7 @@ def ls(
 def get(
     key: Key,
     to: Annotated[
-        Path | None, typer.Argument(metavar="PATH", help="Local file; default: the last part of the key.")
+        Path | None, typer.Argument(metavar="PATH", help="Local file to write; default: the last part of the key.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     store: Url = None,

@@ -24,7 +24,7 @@ _BEGINNINGS = {"head": "", "line": "", "event": "  ", "sample": "", "alert": "! 
 def command(
     run: RunName = None,
     every: Annotated[
-        str, typer.Option("--every", metavar="TIME", help="Minimum time between lines, such as 30s or 2m.")
+        str, typer.Option("--every", metavar="TIME", help="Minimum time between output lines, such as 30s or 2m.")
     ] = f"{DEFAULT_EVERY_S:g}",
     tracker: Trackers = None,
     wandb: Wandb = False,

@@ -206,7 +206,7 @@ def fetch(
     raise IntegrityError(
         what=f"{run.id}'s checkpoint in the store is damaged and was not fetched.",
         why="\n".join(passed_over),
-        fix=f"homing fetch {run.name} --or-older   {older}",
+        fix=f"Fetch an older checkpoint, if there is one: homing fetch {run.name} --or-older   {older}",
     )
 
 
@@ -336,7 +336,8 @@ def _check_replaceable(
     if not _may_replace(home, model_dir):
         raise UsageError(
             what=f"{model_dir} is not a model folder, so homing does not replace it, even with --force.",
-            why=f"It has neither {file_names.MANIFEST} nor {file_names.WEIGHTS}. Replacing it deletes its contents.",
+            why=f"It has neither {file_names.MANIFEST} nor {file_names.WEIGHTS}."
+            " Replacing it would delete its contents.",
             fix=f"Choose a folder that does not exist yet: {again} --to FOLDER",
         )
 

@@ -118,7 +118,7 @@ def _silent(item: RunInput, why: str) -> StoreError:
     return StoreError(
         what=f"The Hub is not serving {item.source} right now, so a rented instance would have to wait for it.",
         why=f"{why}. Nothing was rented.",
-        fix="Try again later, or set HF_ENDPOINT to another Hub",
+        fix="Try again later, or set HF_ENDPOINT to a mirror of the Hub",
     )
 
 

@@ -127,7 +127,9 @@ def _warning(store: Store, parts: list[str], home: Home) -> str:
 
 def _check_run(store: Store, parts: list[str], home: Home) -> None:
     if len(parts) < 2:
-        raise UsageError("That would remove every run.", "Remove one at a time.", "List them: homing store ls runs")
+        raise UsageError(
+            "This command would remove every run.", "Remove one at a time.", "List them: homing store ls runs"
+        )
     run_id = parts[1]
     _check_owner(store, run_id, home)
     is_inside_checkpoints = len(parts) > 2 and parts[2] == file_names.CHECKPOINTS
@@ -135,9 +137,9 @@ def _check_run(store: Store, parts: list[str], home: Home) -> None:
         return
     if len(parts) < 5:
         raise UsageError(
-            what="That would remove every checkpoint, including the best and the last.",
+            what="This command would remove every checkpoint, including the best and the last.",
             why="Without a checkpoint, there is nothing to resume from and nothing to fetch.",
-            fix=f"Remove a single one: homing store rm {'/'.join(parts[:3])}/PHASE/{file_names.step_dir(100)}",
+            fix=f"Remove a single checkpoint: homing store rm {'/'.join(parts[:3])}/PHASE/{file_names.step_dir(100)}",
         )
     phase, step = parts[3], file_names.parse_step(parts[4])
     found = [c for c in list_checkpoints(store, run_id, [phase]) if c.manifest.phase == phase]
@@ -183,7 +185,9 @@ def _check_owner(store: Store, run_id: str, home: Home) -> None:
 
 def _check_model(store: Store, parts: list[str], home: Home) -> None:
     if len(parts) < 2:
-        raise UsageError("That would remove every model.", "Remove one at a time.", "List them: homing store ls models")
+        raise UsageError(
+            "This command would remove every model.", "Remove one at a time.", "List them: homing store ls models"
+        )
     key = f"{file_names.STORE_MODELS}/{parts[1]}/{file_names.MANIFEST}"
     manifest = read_document(store, key, CheckpointManifest)
     if manifest is not None:
@@ -204,7 +208,7 @@ def _check_no_run_lives(store: Store, home: Home) -> str:
         raise UsageError(
             what="Inputs cannot be removed while a run is live, because the run may still need them.",
             why=f"Live runs: {', '.join(live)}.",
-            fix=f"List runs: homing runs   and those of other home directories: homing adopt {shlex.quote(store.url)}",
+            fix=f"List your runs: homing runs   or all runs in this store: homing adopt {shlex.quote(store.url)}",
         )
     other_homes = [record.run_id for record in records if record.owner != home.owner]
     return f"Runs of other home directories may need it to resume: {', '.join(other_homes)}." if other_homes else ""

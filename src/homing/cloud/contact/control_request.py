@@ -104,7 +104,7 @@ def send_age(home: Home, store: Store, boot: Boot, beat: Heartbeat, began: float
     last = last_asked(home, boot.run_id, store)
     why = (
         last.reason if last else ""
-    ) or "The instance's clock is wrong, so homing told the agent how long the instance has been running"
+    ) or "The instance's clock is wrong, so homing sent the agent the instance's actual uptime"
     ask(home, boot.run_id, store, age_s=age_s + boot.heartbeat_s + _ON_ITS_WAY_S, reason=why)
     return True
 

@@ -101,7 +101,7 @@ def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | 
         raise UsageError(
             what=f"A time limit of {format_duration(new_time_s)} has already passed.",
             why=f"The instance that runs {run.id} has been up for {format_duration(lived_s)}.",
-            fix=f"End it with a checkpoint: homing stop {run.id}   or at once: homing destroy {run.id}",
+            fix=f"End the run with a checkpoint: homing stop {run.id}   or at once: homing destroy {run.id}",
         )
     rate = Decimal(running[-1].rate_usd_per_hour) if running else Decimal(0)
     before = meter.total_spend([line for line in counted if line not in running], now)
@@ -141,7 +141,7 @@ def _check_spend(run: RunRow, new: Decimal, spent: Decimal, at_most: str) -> Non
         what=f"The new limit, {meter.show_usd(new)}, is not above what {run.id} has already spent:"
         f" {at_most}{meter.show_usd(spent)}.",
         why="A limit that has already been reached would end the run without a checkpoint.",
-        fix=f"End it with a checkpoint: homing stop {run.id}   or at once: homing destroy {run.id}",
+        fix=f"End the run with a checkpoint: homing stop {run.id}   or at once: homing destroy {run.id}",
     )
 
 
@@ -234,7 +234,9 @@ def ask_to_stop(home: Home, run: RunRow, reason: str = "A stop was requested.") 
     require_owner(home, run)
     if not run.is_live and not home.may_go_on(run) and not _is_kept(home, run):
         raise UsageError(
-            what=f"{run.id} is not running: it is {run.state}.", why=run.reason, fix=f"homing fetch {run.name}"
+            what=f"{run.id} is not running: it is {run.state}.",
+            why=run.reason,
+            fix=f"Fetch its model: homing fetch {run.name}",
         )
     # Read the ledger row again, because reading the store may have taken a while, and a guard may have acted.
     now = home.ledger.run(run.id) or run

@@ -247,7 +247,7 @@ def _run_to_resume(order: LaunchOrder, home: Home) -> RunRow:
     if found.state == "done":
         raise UsageError(
             what=f"{found.id} is done; there is nothing to resume.",
-            fix=f"homing fetch {name}   or start over: homing launch {name}",
+            fix=f"Fetch its model: homing fetch {name}   or start over: homing launch {name}",
         )
     if found.store != order.run.store:
         raise UsageError(
@@ -266,7 +266,7 @@ def _still_there(line: LedgerLine) -> UsageError:
     return UsageError(
         what=f"{line.run_id} still has an instance that may be billing.",
         why=f"{line.provider} {line.instance_id or line.mark}: {line.state}.",
-        fix=f"homing destroy {line.run_id}",
+        fix=f"Destroy it: homing destroy {line.run_id}",
     )
 
 

@@ -154,7 +154,7 @@ def launch(
         _check_guards(draft, home, store, heartbeat)
         _report_clock(home, heartbeat, notify)
         if _send_age(home, store, request.order.boot, heartbeat, began):
-            notify("The instance's clock is behind, so homing told the agent how long the instance has been running")
+            notify("The instance's clock is behind, so homing sent the agent the instance's actual uptime")
         if _is_taken_down(draft, home):
             raise EndedElsewhere(f"{draft.mark} was destroyed while it was being launched.")
     except BaseException as exc:

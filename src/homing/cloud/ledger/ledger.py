@@ -315,7 +315,7 @@ class Ledger:
         if not rows or rows[0]["created_at"] != at:
             raise HomingError(
                 what=f"{mark} was destroyed before it was created.",
-                why="Another `homing destroy` closed this launch.",
+                why="A `homing destroy` in another process canceled this launch.",
                 fix="To run it after all, launch it again.",
             )
 
@@ -493,7 +493,7 @@ class Ledger:
         if not runs:
             fix = f"See what one costs and how to start: homing plan {name or ''}"
             raise UsageError(what="No runs yet.", fix=fix.rstrip())
-        raise UsageError(what=f"Unknown run: {name!r}.", why=f"Known: {known}", fix="homing runs")
+        raise UsageError(what=f"Unknown run: {name!r}.", why=f"Known: {known}", fix="List the runs: homing runs")
 
     def lines(self, run_id: str | None = None) -> list[LedgerLine]:
         """Return all lines, oldest first, or, with a run id, the lines of that run's attempts in order."""
@@ -615,7 +615,7 @@ class Ledger:
         return UsageError(
             what=f"A run named {name} is already live: {which}.",
             why="Two runs with the same name would overwrite each other's model.",
-            fix=f"homing watch {which}   or end it: homing stop {which}, homing destroy {which}"
+            fix=f"Watch it: homing watch {which}   or end it: homing stop {which}, homing destroy {which}"
             "   or use another name: --name OTHER",
         )
 

@@ -103,8 +103,8 @@ def taken_elsewhere(store: Store, lease: Lease, owner: str) -> NotOwner:
     if lease.owner == owner:
         return NotOwner(
             what=f"{lease.run_id} was taken over in the meantime {describe(lease)}.",
-            why=f"Another process with the same $HOMING_HOME now holds the run's lease, number {lease.number},"
-            f" for {lease.mark or 'no instance'}.",
+            why=f"Another process with the same $HOMING_HOME now holds the run's lease (lease number {lease.number},"
+            f" instance {lease.mark or 'none'}).",
             fix=f"Check it: homing status {lease.run_id}",
         )
     return NotOwner(
@@ -136,7 +136,7 @@ def write_record(home: Home, run_id: str, store: Store, lease: Lease | None = No
         return
     run = home.ledger.run(run_id)
     if run is None:
-        raise IntegrityError(what=f"{run_id} is no longer in the ledger.", fix="homing runs")
+        raise IntegrityError(what=f"{run_id} is no longer in the ledger.", fix="List the runs: homing runs")
     lines = home.ledger.lines(run_id)
     record = _record(home, run, lines)
     store.put_bytes(run_key(run_id, file_names.RECORD), codec.dumps(record, indent=1).encode())

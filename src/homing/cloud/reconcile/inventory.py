@@ -260,7 +260,8 @@ def check_lost(home: Home, word: str, store: str = "") -> bool:
     unasked_ = [each for each in problems if any(each.startswith(unasked(name)) for name in providers_in_use(home))]
     if not suspects and unasked_ and _was_used(home):
         raise StillBilling(
-            what=f"The ledger is empty, and homing cannot check whether an instance of {word or 'yours'} is billing.",
+            what="The ledger is empty, and homing cannot check whether"
+            f" an instance of {word or 'yours'} is being billed.",
             why="\n".join(unasked_),
             fix="Try again once the providers respond: homing runs",
         )
@@ -306,7 +307,8 @@ def _refuse_stray(home: Home, word: str) -> None:
             raise StillBilling(
                 what=f"{line.provider} {line.instance_id or line.mark} "
                 "may be billing, and its run is not in the ledger.",
-                why=f"Its name, {line.mark}, shows that it was launched from this computer. The ledger has lost it.",
+                why=f"Its name, {line.mark}, shows that it was launched from this computer,"
+                " so the ledger must have lost its record of the run.",
                 fix=f"Destroy it: homing destroy {line.instance_id or line.mark}"
                 "   or restore its run from its store: homing adopt STORE",
             )

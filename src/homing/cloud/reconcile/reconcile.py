@@ -225,7 +225,8 @@ def _note_all_owned(
         first = owned.get(shown_mark(mark))
         if first is not None and first is not instance:
             problems.append(
-                f"{name} lists both {first.id} and {instance.id} under the name {first.mark}, and both are billing."
+                f"{name} lists both {first.id} and {instance.id} under the name {first.mark},"
+                " and both are being billed."
             )
         if shown_mark(mark) in others:
             # Writing one provider's id to a different provider's line would make that line's instance unknown.

@@ -115,7 +115,7 @@ def accounts_unseen(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
         others = sorted(rented[name] - {here}) if is_known else []
         if others:
             kept = ", ".join(others)
-            notes.append(f"{name}: the current key belongs to {here}, so it cannot list anything kept in {kept}.")
+            notes.append(f"{name}: the current key belongs to {here}, so homing cannot list any resources in {kept}.")
     return notes
 
 
@@ -132,7 +132,7 @@ def vouch(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
             home.ledger.update(line.mark, account=here)
         except (HomingError, OSError) as exc:
             why = (str(exc) or type(exc).__name__).splitlines()[0]
-            notes.append(f"warning: Could not record that {line.mark} is in the same account: {why}")
+            notes.append(f"warning: Could not record that {line.mark} is in the current key's account: {why}")
             continue
         if line.account is not None and line.account != here:
             notes.append(

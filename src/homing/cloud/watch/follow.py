@@ -260,7 +260,7 @@ class _Watch:
             raise StoreError(
                 what=f"The instance that ran {self.run.id} is gone, and it is unknown how the run ended.",
                 why=blind,
-                fix=f"Make the store readable, then: homing status {self.run.name}",
+                fix=f"Restore access to the run's store, then: homing status {self.run.name}",
             )
 
     def _last_words(self) -> Iterator[Report]:

@@ -204,7 +204,7 @@ def _say_smaller_batch(trace: Trace, wire: str, num_steps: int, batch: int, best
     trace.warn(
         f"{wire} uses {batch:,} tokens per step, so it reads its data {passes:.1f} times in {num_steps:,} steps. With"
         f" the usual {best:,} tokens per step, it would read the {corpus.amount} {would:.1f} times. To choose the"
-        f" number yourself, set {wire}.batch_tokens."
+        f" batch size yourself, set {wire}.batch_tokens."
     )
 
 

@@ -311,7 +311,7 @@ def resolve_cloud(trace: Trace) -> Cloud:
 def _volume(trace: Trace, providers: list[str]) -> str:
     volume = str(trace.plain("cloud.volume", ("cloud", "volume")))
     if volume and set(providers) <= {"fake", "local"}:
-        trace.warn(f"cloud.volume is set but not used: there are no volumes on {' and '.join(providers)}.")
+        trace.warn(f"cloud.volume is set but not used: volumes are not supported on {' and '.join(providers)}.")
     if volume and not volume.startswith("/"):
         trace.wrong(("cloud", "volume"), f"{volume!r} is not an absolute path.", "For example /workspace")
     return volume.rstrip("/")

@@ -196,7 +196,7 @@ def _from_cache(hub: Any, repo_id: str, revision: str, note: str) -> Listing:
     folder = _snapshot(hub, repo_id, revision)
     if folder is None:
         raise DataError(
-            what=f"{repo_id} is not in the Hub's cache on this computer.",
+            what=f"{repo_id} is not in the Hugging Face cache on this computer.",
             why=f"{note} homing looked in {_cache(hub)}.",
             fix=f"Connect to the network, then: hf download {repo_id}   or set model.from to a folder with the weights",
         )

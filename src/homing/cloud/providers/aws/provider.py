@@ -375,8 +375,8 @@ class Aws:
         what = ", ".join(sorted(secrets)) or f"With the store {order.boot.store}, its files"
         raise UsageError(
             what="An AWS instance cannot receive the files it needs.",
-            why=f"{what} must be sent over SSH, which is closed."
-            " User data is not safe, because any program on the instance can read it.",
+            why=f"{what} must be sent over SSH, but SSH access is closed."
+            " EC2 user data is not a safe alternative, because any program on the instance can read it.",
             fix="Set cloud.aws.ssh_from to this computer's public address, or use a bucket: store: s3://bucket/prefix",
         )
 

@@ -222,11 +222,13 @@ def main(argv: list[str] | None = None) -> int:
         default=0,
         help="the port to listen on; 0 picks a free port; a restarted server keeps its previous port",
     )
-    parser.add_argument("--faults", default="{}", help="the faults as JSON, with the fields of fake.faults.Faults")
+    parser.add_argument(
+        "--faults", default="{}", help="the faults to inject, as JSON, with the fields of fake.faults.Faults"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-guard", action="store_true", help="simulate a cloud that has no spend guard")
     parser.add_argument(
-        "--settle-s", type=float, default=Settings.settle_s, help="how stale the list of instances may be, in seconds"
+        "--settle-s", type=float, default=Settings.settle_s, help="how out of date the instance list may be, in seconds"
     )
     parser.add_argument(
         "--idle-s", type=float, default=IDLE_S, help="exit after this many seconds with no instances and no requests"

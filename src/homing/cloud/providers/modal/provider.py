@@ -195,7 +195,7 @@ class Modal:
         if not is_delivered:
             raise ProviderSilent(
                 what=f"The request for {instance_id} is in the store, but was not delivered.",
-                why=f"For {format_duration(_DELIVER_S)}, Modal could not reload the instance's Volume: {problem}",
+                why=f"Modal could not reload the instance's Volume within {format_duration(_DELIVER_S)}: {problem}",
                 fix="Repeat the command in a minute.",
             )
 

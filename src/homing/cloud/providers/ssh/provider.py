@@ -283,7 +283,8 @@ class Ssh:
             raise ProviderRefused(
                 what=f"This homing home directory has no record of the SSH host that {instance_id} runs on.",
                 why=f"{self._root / (name or 'USER@HOST:PORT')} does not exist.",
-                fix="Set $HOMING_HOME to the one that launched the instance, or stop the instance on the host itself.",
+                fix="Set $HOMING_HOME to the home directory that launched the instance,"
+                " or stop the instance on the host itself.",
             )
         return found, mark
 
