@@ -102,7 +102,7 @@ class Model(OpenModel):
 
         ids = self._ids(text)
         if len(ids) < 2:
-            raise UsageError(what="There is no text to score.", fix='model.score("some text")')
+            raise UsageError(what="There is no text to score.", fix='Pass text, for example: model.score("some text")')
         log_probs = torch.log_softmax(self.logits(ids)[:-1].double(), dim=-1)
         taken = log_probs[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].tolist()
         return Score(-sum(taken) / math.log(2) / len(text.encode()), ids[1:], taken)
@@ -170,7 +170,7 @@ def _sampling(temperature: float, top_k: int, settings: dict[str, float]) -> Sam
         raise UsageError(
             what=f"Unknown sampling setting: {', '.join(sorted(settings.keys() - set(known)))}.",
             why=f"Known settings: {', '.join(known)}.",
-            fix="model.generate(prompt, temperature=0.7, top_p=0.9)",
+            fix="Use only known settings, for example: model.generate(prompt, temperature=0.7, top_p=0.9)",
         ) from None
 
 

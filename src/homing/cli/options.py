@@ -41,7 +41,7 @@ Sets = Annotated[
 ]
 Phases = Annotated[
     str | None,
-    typer.Option("--phase", metavar="NAMES", help="Use only these phases, such as mid+sft; short for train.only."),
+    typer.Option("--phase", metavar="NAMES", help="Use only these phases, such as mid+sft; overrides train.only."),
 ]
 TextPaths = Annotated[
     list[str] | None, typer.Option("--text", metavar="PATH", help="Text file, glob or directory; repeatable.")
@@ -56,7 +56,7 @@ Last = Annotated[
         "--last",
         metavar="N",
         min=0,
-        help="Show the N newest entries; those that may still be billing are always shown.",
+        help="Show the N newest entries; entries that may still be billing are always shown.",
     ),
 ]
 All = Annotated[bool, typer.Option("--all", help="Show all.")]
@@ -66,7 +66,8 @@ Trackers = Annotated[
 ]
 Wandb = Annotated[bool, typer.Option("--wandb", help="Also log to Weights & Biases; offline if there is no API key.")]
 TrackerName = Annotated[
-    str | None, typer.Option("--run-name", metavar="NAME", help="Name of the run in trackers; default: its id.")
+    str | None,
+    typer.Option("--run-name", metavar="NAME", help="Name of the run in experiment trackers; default: the run id."),
 ]
 Base = Annotated[
     str, typer.Option("--base", metavar="FOLDER|hf:...", help="Base weights that the adapter was trained on.")

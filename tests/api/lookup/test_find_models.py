@@ -256,7 +256,7 @@ def test_what_is_no_checkpoint_and_no_phase_is_a_usage_error(tmp_path: Path) -> 
         find_model("./a", phase="finetune")
     with pytest.raises(UsageError) as caught:
         find_model("./a", phase="stf")
-    assert caught.value.fix == "--phase sft"
+    assert caught.value.fix == "Use --phase sft"
 
 
 def test_a_path_that_is_no_model_is_refused(tmp_path: Path) -> None:

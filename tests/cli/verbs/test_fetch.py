@@ -105,7 +105,9 @@ def test_phases_of_a_chain_are_fetched_side_by_side_and_every_suggested_command_
     said = cli(*advised[1].split())
     assert said.code == 0, said.err
     assert said.out == "models/moss-pretrain\n"
-    assert "models/moss contains a model from another run of that name; saving to models/moss-pretrain" in said.err
+    assert (
+        "models/moss contains a model from another run with the same name; saving to models/moss-pretrain" in said.err
+    )
     for verb in ("chat", "eval", "export", "generate"):
         assert f"homing {verb} models/moss-pretrain" in said.err
     assert "homing destroy moss" in said.err

@@ -87,7 +87,7 @@ def test_a_name_that_cannot_be_one_is_answered_with_one_that_can(cli: Homing) ->
     said = cli("launch", "moss", "--spend-limit", "1", "--name", "Moss No 2", "--yes")
     assert said.code == 2
     assert "a-z, 0-9 and -, at most 32 characters" in said.err
-    assert "fix --name moss-no-2" in said.err
+    assert "fix Use --name moss-no-2" in said.err
 
 
 @pytest.mark.acceptance(1)
@@ -183,7 +183,7 @@ def test_a_big_first_run_is_asked_about_its_smoke_profile(cli: Homing, monkeypat
     monkeypatch.setattr("homing.api.runs.launch_run.needs_smoke_first", lambda run: True)
     said = cli("launch", "moss", "--spend-limit", "1")
     assert said.code == 2
-    assert "smoke profile has not passed" in said.err
+    assert "smoke run has not passed" in said.err
 
 
 @pytest.mark.acceptance(4)

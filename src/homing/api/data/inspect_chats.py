@@ -218,7 +218,7 @@ def _from_run(loaded: Loaded, number: int, wanted: str | None) -> tuple[str, lis
         raise UsageError(
             what=f"The phase {wanted} of {loaded.run.name} has no conversations.",
             why=f"Phases with conversations: {', '.join(phase.phase for phase in phases)}.",
-            fix=f"--phase {phases[0].phase}",
+            fix=f"Use --phase {phases[0].phase}",
         )
     split = open_conversations(prep.dir, read_manifest(prep.dir), "train")
     if number > split.tokens.num_documents:

@@ -183,18 +183,18 @@ def _order_from_flags(given: dict[str, Any], is_existing: bool, force: bool) -> 
     try:
         vocab_size = parse_count(given["tokenizer.vocab_size"]) if "tokenizer.vocab_size" in given else None
     except ValueError as exc:
-        raise UsageError(f"--vocab-size: {exc}.", fix="--vocab-size 10000") from exc
+        raise UsageError(f"--vocab-size: {exc}.", fix="For example: --vocab-size 10000") from exc
     try:
         take_bytes = parse_bytes(given.get("data.take", 0))
     except ValueError as exc:
-        raise UsageError(f"--take: {exc}.", fix="--take 100MB") from exc
+        raise UsageError(f"--take: {exc}.", fix="For example: --take 100MB") from exc
     if vocab_size is None:
         vocab_size = _size_of(tokenizer) if tokenizer else 32768
     rest = {key: given[f"data.{key}"] for key in ("validation", "text_field") if f"data.{key}" in given}
     try:
         rest |= {"val_fraction": parse_number(given["data.val_fraction"])} if "data.val_fraction" in given else {}
     except ValueError as exc:
-        raise UsageError(f"--val-fraction: {exc}.", fix="--val-fraction 5%") from exc
+        raise UsageError(f"--val-fraction: {exc}.", fix="For example: --val-fraction 5%") from exc
     return PrepOrder(
         text=given["data.text"],
         dir=folder,

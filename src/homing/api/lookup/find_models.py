@@ -85,13 +85,13 @@ def find_model(run: str | None, *, checkpoint: str | None = None, phase: str | N
         raise UsageError(
             what=f"Invalid checkpoint: {checkpoint!r}.",
             why="A checkpoint is best, latest or a step number.",
-            fix="--checkpoint latest",
+            fix="Use --checkpoint latest",
         )
     if phase is not None and phase not in PHASES:
         raise UsageError(
             what=f"Unknown phase: {phase!r}.",
             why=f"The phases are {', '.join(PHASES)}.",
-            fix=f"--phase {nearest(phase, list(PHASES)) or 'pretrain'}",
+            fix=f"Use --phase {nearest(phase, list(PHASES)) or 'pretrain'}",
         )
     folder = _find_folder(run, checkpoint, phase)
     if _is_checkpoint(folder):
@@ -230,8 +230,9 @@ def _find_folder(run: str | None, checkpoint: str | None, phase: str | None) -> 
         each, other_folder = next(iter(strangers.items()))
         raise DataError(
             what=f"No trained model found for the run {run!r} in this folder.",
-            why=f"{each.name} was started in {other_folder}; {file_called(run)} describes another run of that name.",
-            fix="If you mean the run started there (for example because you moved its folder), use its id: "
+            why=f"{each.name} was started in {other_folder};"
+            f" {file_called(run)} describes another run with the same name.",
+            fix=f"If you mean {each.name} (for example because you moved its folder), use its id: "
             + (each.name if _is_model(each) else f"homing fetch {each.name}"),
         )
     raise DataError(
@@ -478,7 +479,7 @@ def choose_in_run(run_dir: Path, checkpoint: str | None = None, phase: str | Non
         raise DataError(
             what=f"{run_dir} has no checkpoint of the {chosen or 'requested'} phase.",
             why=f"Phases with checkpoints: {', '.join(by_phase) or 'none'}.",
-            fix=f"--phase {next(reversed(by_phase), 'pretrain')}",
+            fix=f"Use --phase {next(reversed(by_phase), 'pretrain')}",
         )
     steps = by_phase[chosen]
     step = _pick_step(checkpoints / chosen, checkpoint, steps)
@@ -486,7 +487,7 @@ def choose_in_run(run_dir: Path, checkpoint: str | None = None, phase: str | Non
         raise DataError(
             what=f"{checkpoints / chosen} has no checkpoint {checkpoint or step}.",
             why=f"Available checkpoints: {', '.join(map(str, steps))}.",
-            fix=f"--checkpoint {steps[-1]}",
+            fix=f"Use --checkpoint {steps[-1]}",
         )
     why = _why(checkpoints / chosen, step, steps) if checkpoint is None and step != steps[-1] else ""
     return Chosen(checkpoints / chosen / file_names.step_dir(step), why)

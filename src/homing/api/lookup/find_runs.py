@@ -233,8 +233,8 @@ def _of_another_folder(run_id: str, name: str, other_folder: Path, file: Path | 
         )
     return UsageError(
         what=what,
-        why=f"{file} describes another run of that name, which has not been launched yet.",
-        fix=f"If you mean the run started there (for example because you moved its folder), use its id: {command}"
+        why=f"{file} describes another run with the same name, which has not been launched yet.",
+        fix=f"If you mean {run_id} (for example because you moved its folder), use its id: {command}"
         f"   For the run file in this folder: homing plan {typed_name(file)}",
     )
 

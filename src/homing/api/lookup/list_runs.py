@@ -120,7 +120,7 @@ def billing_words(billing: list[LedgerLine], things: list[Resource], problems: l
     if things:
         rate = sum((each.rate_usd_per_hour for each in things), Decimal(0))
         said.append(
-            f"{counted(len(things), 'other resource')} billing {usd(rate)}/h until removed. Show: homing reconcile"
+            f"{counted(len(things), 'other resource')} billed at {usd(rate)}/h until removed. Details: homing reconcile"
         )
     said = said or ["Nothing is billing." if not problems else "Nothing is known to be billing."]
     if num_here := len(billing) - len(charged):

@@ -129,7 +129,8 @@ def _warn_of_leaks(cards: list[Card], names: list[str]) -> None:
     first, second = (card.run.data.manifest_sha256 if card.run is not None else "" for card in cards)
     if first != second:
         notices.say(
-            f"warning: the text is held out for {names[0]}; {names[1]} used other data and may have trained on it."
+            f"warning: the text was held out of {names[0]}'s training data;"
+            f" {names[1]} was trained on other data, which may include the text."
         )
 
 

@@ -52,7 +52,9 @@ def _open_task(task: str, card: Card, at_most: int) -> TaskFile:
         return read_task(task, at_most=at_most)
     if kind in MADE_UP:
         if rest and rest not in ("1", "2", "3", "4", "5"):
-            raise UsageError(f"{task}: the difficulty must be 1 to 5.", why=f"Got {rest!r}.", fix=f"--task {kind}:1")
+            raise UsageError(
+                f"{task}: the difficulty must be 1 to 5.", why=f"Got {rest!r}.", fix=f"For example: --task {kind}:1"
+            )
         return made_up(kind, int(rest or 1), at_most or NUM_MADE_UP)
     if kind == "gsm8k":
         return read_task(rest or _gsm8k_of(card), form="answers", at_most=at_most)

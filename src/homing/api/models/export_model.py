@@ -150,5 +150,5 @@ def _check_formats(to: str, dtype: str, gguf_type: str) -> None:
         raise UsageError(
             what=f"--type does not apply to --to {to}.",
             why="It sets the data type of a GGUF file.",
-            fix=f"--to gguf --type {gguf_type}   or, for hf and merged: --dtype bf16",
+            fix=f"Use --to gguf --type {gguf_type}   or, for hf and merged: --dtype bf16",
         )

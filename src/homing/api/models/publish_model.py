@@ -95,7 +95,7 @@ def _export_of(run: str | Path | None, licence: str, base: str) -> Path:
         if licence:
             raise UsageError(
                 what="--licence cannot change an existing export.",
-                why="The licence is in its model card.",
+                why="The licence is part of the export's model card.",
                 fix=f"homing export RUN --licence {licence} --force",
             )
         return path

@@ -108,16 +108,16 @@ def _check_target(out: Path | None, for_maintainers: bool) -> None:
         raise UsageError(
             what=f"--out {out}: unknown file extension.",
             why=f"Use {' or '.join(_SUFFIXES)}; for machine-readable data, use --json.",
-            fix=f"--out {out.with_suffix('.html')}",
+            fix=f"Use --out {out.with_suffix('.html')}",
         )
     for path in (out, *([out.with_suffix(".svg")] if out.suffix == ".md" else [])):
         if path.exists() and not _is_ours(path):
             raise UsageError(
                 what=f"{path} already exists and is not a homing report, so it is not overwritten.",
-                fix=f"--out {out.with_name(f'{out.stem}-report{out.suffix}')}",
+                fix=f"Use --out {out.with_name(f'{out.stem}-report{out.suffix}')}",
             )
     if for_maintainers and out.suffix != ".md":
-        raise UsageError(what="--for-maintainers writes only Markdown.", fix=f"--out {out.with_suffix('.md')}")
+        raise UsageError(what="--for-maintainers writes only Markdown.", fix=f"Use --out {out.with_suffix('.md')}")
 
 
 def _is_ours(path: Path) -> bool:

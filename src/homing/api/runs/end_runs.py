@@ -111,7 +111,7 @@ def _check_arguments(run: str | None, *, is_all: bool, kept: bool, same_account:
     if same_account and run is None:
         raise UsageError(
             what="--same-account needs one run or one instance.",
-            why="It treats instances that the current API key does not list as gone.",
+            why="It treats an instance as gone if the current API key does not list it.",
             fix="homing destroy RUN --same-account",
         )
 
@@ -284,7 +284,7 @@ def _remove_stored(home: Home, rows: list[RunRow], agrees: Agrees) -> dict[str, 
 
 
 def _vouch(home: Home, run: str) -> None:
-    """Trust that the account is the same: treat instances that the current API key does not list as gone."""
+    """Trust that the account is the same: treat an instance as gone if the current API key does not list it."""
     lines = lines_of_instance(home, run) or open_lines(home, find_run(home, run, changes="destroy {}"))
     for sentence in vouch(home, lines):
         notices.say(sentence)

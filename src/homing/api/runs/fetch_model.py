@@ -117,5 +117,5 @@ def _place(home: Home, row: RunRow, checkpoint: str, *, force: bool) -> Path:
     phase = choose(store, row, checkpoint, phases_of(store, row))[0].manifest.phase
     target = place_of(home, row, phase, MODELS)
     if target != MODELS / row.name:
-        notices.say(f"{MODELS / row.name} contains a model from another run of that name; saving to {target}")
+        notices.say(f"{MODELS / row.name} contains a model from another run with the same name; saving to {target}")
     return target

@@ -55,7 +55,7 @@ def guard_runs(
         raise UsageError(
             what=f"--every: invalid interval: {every_s:g} s.",
             why="It must be between 1 second and 1 hour.",
-            fix="--every 60",
+            fix="For example: --every 60",
         )
     if once and while_billing:
         raise UsageError(what="--once and --while-billing cannot be combined.", fix="homing guard --while-billing")

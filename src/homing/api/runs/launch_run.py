@@ -146,16 +146,16 @@ class Confirmed:
             raise UsageError(
                 what="A launch costs money and was not confirmed; nothing was started.",
                 why=question,
-                fix="run.launch(..., confirm=True)",
+                fix="Confirm it: run.launch(..., confirm=True)",
             )
         return True
 
     def agrees_to_rate(self, row: OfferPlan, words: Words, limit_usd_per_hour: Decimal | None) -> bool:
         if is_dear(row.offer, limit_usd_per_hour):
             raise UsageError(
-                what=f"{row.offer.name} costs {usd(row.offer.rate_usd_per_hour)}/h, which limits.rate must allow.",
-                why="One hour at this rate costs more than most whole runs.",
-                fix=f'Run(..., sets=["limits.rate={row.offer.rate_usd_per_hour}"])',
+                what=f"{row.offer.name} costs {usd(row.offer.rate_usd_per_hour)}/h; set limits.rate to allow that.",
+                why="One hour at this rate costs more than most entire runs.",
+                fix=f'Allow the rate: Run(..., sets=["limits.rate={row.offer.rate_usd_per_hour}"])',
             )
         return True
 
@@ -314,7 +314,7 @@ def _renamed(loaded: Loaded, name: str) -> Loaded:
         raise UsageError(
             what=f"Invalid run name: {name!r}.",
             why="Every provider must accept the name: use a-z, 0-9 and -, at most 32 characters.",
-            fix=f"--name {tidy_name(name) or 'moss-2'}",
+            fix=f"Use --name {tidy_name(name) or 'moss-2'}",
         )
     if (other := shares_with(loaded.file, name)) is not None:
         raise UsageError(
@@ -385,7 +385,7 @@ def say_plan(ready: Draft, home: Home) -> None:
     notices.say(f"Worst case: {usd(ready.worst_case_usd)}{before}.")
     age = rate_age(ready.order.offer, home.world.now())
     if age:
-        notices.say(f"The provider did not report this rate live: {age}.")
+        notices.say(f"This rate is not live data from the provider: {age}.")
     for sentence in guards(ready, home, starts_one=would_start(ready, home)):
         notices.say(f"  {sentence}")
     if warning := clock_warning(home, ready.order.offer.provider):
@@ -406,7 +406,9 @@ def _agrees(ready: Draft, row: OfferPlan, loaded: Loaded, asked: LaunchOptions, 
                 why="The full run would most likely fail too, and cost more.",
                 fix=f"Fix the run file, then rerun the smoke profile: {first} --smoke",
             )
-        notices.say(f"This is a large run and its smoke profile has not passed yet. Run that first: {first} --smoke")
+        notices.say(
+            f"This is a large run, and its smoke run has not passed yet. Start the smoke run first: {first} --smoke"
+        )
         if not answers.agrees("Launch without it?"):
             return False
     rate, limit = usd(offer.rate_usd_per_hour), usd(ready.spend_limit_usd)

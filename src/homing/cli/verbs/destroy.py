@@ -84,7 +84,7 @@ def _show(ended: Ended) -> None:
         found = ended.kept[row.id]
         price = str(found) if found else "size unknown"
         output.say(f"Files of {row.id} remain in {row.store}: {price}")
-        output.say(f"  List them: homing store ls runs/{row.id} --store {row.store}")
+        output.say(f"  List the files: homing store ls runs/{row.id} --store {row.store}")
 
 
 def _say_left(left: list[Finding]) -> None:

@@ -35,7 +35,8 @@ def command(
         typer.Option("--text-field", metavar="NAME", help="Text field of a .jsonl or .parquet file given as --text."),
     ] = "text",
     compare: Annotated[
-        tuple[str, str] | None, typer.Option(metavar="A B", help="Compare two runs or folders on the same sets.")
+        tuple[str, str] | None,
+        typer.Option(metavar="A B", help="Compare two runs or folders on the same evaluation sets."),
     ] = None,
     pass_at: Annotated[
         list[int] | None, typer.Option("--pass-at", metavar="K", min=1, help="Also compute pass@K; repeatable.")
@@ -45,7 +46,9 @@ def command(
     ] = 0,
     temperature: Annotated[
         float | None,
-        typer.Option(min=0.0, max=100.0, help="Sampling temperature; default: 0 for one answer, else 0.8."),
+        typer.Option(
+            min=0.0, max=100.0, help="Sampling temperature; default: 0 for one answer per question, otherwise 0.8."
+        ),
     ] = None,
     new_tokens: Annotated[
         int | None,
@@ -59,7 +62,8 @@ def command(
         int, typer.Option(min=0, max=2**31 - 1, help="Random seed for the intervals and the sampled answers.")
     ] = 0,
     out: Annotated[
-        Path | None, typer.Option(metavar="report.md", help="Write the report to this file, and a .json next to it.")
+        Path | None,
+        typer.Option(metavar="report.md", help="Write the report to this file, and a .json file next to it."),
     ] = None,
     checkpoint: Checkpoint = None,
     phase: Phase = None,

@@ -17,14 +17,16 @@ from homing.units import format_bytes
 __all__ = ["Dtype", "GgufType", "Licence", "command"]
 
 Licence = Annotated[
-    str, typer.Option("--licence", "--license", metavar="NAME", help="Licence, by its name on the Hub, such as mit.")
+    str, typer.Option("--licence", "--license", metavar="NAME", help="Licence identifier on the Hub, such as mit.")
 ]
 Dtype = Annotated[
     str,
-    typer.Option("--dtype", metavar="fp32|bf16|fp16", help="Data type for hf and merged; default: the checkpoint's."),
+    typer.Option(
+        "--dtype", metavar="fp32|bf16|fp16", help="Data type of hf and merged exports; default: that of the checkpoint."
+    ),
 ]
 GgufType = Annotated[
-    str, typer.Option("--type", metavar="f32|f16|q8_0", help="Data type for gguf and ollama; default: f16.")
+    str, typer.Option("--type", metavar="f32|f16|q8_0", help="Data type of gguf and ollama exports; default: f16.")
 ]
 
 

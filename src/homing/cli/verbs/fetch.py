@@ -59,7 +59,7 @@ def command(
     say_problems([f"skipped {text}" for text in got.passed_over])
     said = "fetched" if got.is_new else "is already local"
     output.say(
-        f"{manifest.phase} step {manifest.step:,} {said}: {format_bytes(got.num_bytes)}, every hash checked."
+        f"{manifest.phase} step {manifest.step:,} {said}: {format_bytes(got.num_bytes)}, every hash verified."
         f" Logs, metrics and samples: {got.run_dir}"
     )
     # Fetch gets `latest` by default, because the next phase continues from it. Verbs that read a run directory use the

@@ -32,23 +32,40 @@ Temperature = Annotated[
 TopK = Annotated[int, typer.Option("--top-k", min=0, help="Sample from only the N most likely tokens; 0 for all.")]
 TopP = Annotated[
     float,
-    typer.Option("--top-p", min=0.0, max=1.0, help="Sample from the most likely tokens whose chances add up to this."),
+    typer.Option(
+        "--top-p", min=0.0, max=1.0, help="Sample only from the most likely tokens whose probabilities add up to this."
+    ),
 ]
 MinP = Annotated[
     float,
-    typer.Option("--min-p", min=0.0, max=1.0, help="Skip tokens below this share of the most likely one's chance."),
+    typer.Option(
+        "--min-p",
+        min=0.0,
+        max=1.0,
+        help="Exclude tokens whose probability is below this fraction of the most likely token's.",
+    ),
 ]
 RepetitionPenalty = Annotated[
-    float, typer.Option(min=0.01, max=100.0, help="Over 1 makes tokens that already occurred less likely; try 1.1.")
+    float,
+    typer.Option(
+        min=0.01, max=100.0, help="Values over 1 make tokens that have already occurred less likely; try 1.1."
+    ),
 ]
 PresencePenalty = Annotated[
-    float, typer.Option(min=-100.0, max=100.0, help="Subtracted once from the logit of each token in the new text.")
+    float,
+    typer.Option(
+        min=-100.0, max=100.0, help="Penalty subtracted once from the logit of each token that is in the new text."
+    ),
 ]
 FrequencyPenalty = Annotated[
-    float, typer.Option(min=-100.0, max=100.0, help="Subtracted for each time a token occurs in the new text.")
+    float,
+    typer.Option(
+        min=-100.0, max=100.0, help="Penalty subtracted from a token's logit for each time it occurs in the new text."
+    ),
 ]
 Stop = Annotated[
-    list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; may be repeated.")
+    list[str] | None,
+    typer.Option("--stop", metavar="TEXT", help="Stop generating at this text and leave it out; repeatable."),
 ]
 Seed = Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="The same seed gives the same text.")]
 Checkpoint = Annotated[
@@ -58,7 +75,8 @@ Checkpoint = Annotated[
     ),
 ]
 Phase = Annotated[
-    str | None, typer.Option(metavar="PHASE", help="pretrain, mid, sft or rl; default: the run's last phase.")
+    str | None,
+    typer.Option(metavar="PHASE", help="Phase to use: pretrain, mid, sft or rl; default: the run's last phase."),
 ]
 Device = Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Device to run on.")]
 

@@ -22,7 +22,11 @@ def command(
         str, typer.Option("--every", metavar="TIME", help="Maximum time between checks, such as 60s or 5m.")
     ] = f"{DEFAULT_EVERY_S:g}",
     once: Annotated[
-        bool, typer.Option("--once", help="Check once, for cron; also wait for any limit due before the next check.")
+        bool,
+        typer.Option(
+            "--once",
+            help="Check once and exit, for use with cron; if a limit is due before the next check, wait for it.",
+        ),
     ] = False,
     while_billing: Annotated[
         bool,

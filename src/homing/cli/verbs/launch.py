@@ -33,7 +33,7 @@ def command(
     sets: Sets = None,
     phase: Phases = None,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="Run a scaled-down version of the run file that finishes in minutes.")
+        bool, typer.Option("--smoke", help="Run a scaled-down version of the run that finishes in minutes.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the newest run of this name.")] = False,
     extend: Annotated[
@@ -55,7 +55,7 @@ def command(
         ),
     ] = None,
     one_guard: Annotated[
-        bool, typer.Option("--one-guard", help="Accept a single guard; two are required by default.")
+        bool, typer.Option("--one-guard", help="Allow a launch with only one guard; two are required by default.")
     ] = False,
     committed_only: Annotated[
         bool, typer.Option("--committed-only", help="Refuse to launch with uncommitted changes.")

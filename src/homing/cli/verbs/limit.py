@@ -26,7 +26,9 @@ def command(
     ] = None,
     time: Annotated[
         str | None,
-        typer.Option("--time", metavar="TIME", help="Maximum lifetime of the run's instance, such as 8h; 0: no limit."),
+        typer.Option(
+            "--time", metavar="TIME", help="Maximum lifetime of the run's instance, such as 8h; 0 means no limit."
+        ),
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -52,9 +54,14 @@ def command(
     elif not limited.is_live:
         output.say("The run has no instance now; its next instance will start with this limit.")
     else:
-        output.say("The agent has not confirmed the new limit yet; it will apply the limit when the request arrives.")
+        output.say(
+            "The agent has not confirmed the new limit yet; it will apply the limit when it receives the request."
+        )
         if limited.change.is_lower:
-            output.say("Until then, only a guard on your own computer enforces the new limit. To run one: homing guard")
+            output.say(
+                "Until the agent confirms the new limit, only a guard on your own computer enforces it."
+                " To run one: homing guard"
+            )
     output.say(f"Check it: homing status {name_here(limited.change.run)}")
 
 

@@ -82,7 +82,7 @@ def _gib(offer: Offer) -> int:
 def _notes(offer: Offer, now: float) -> str:
     said = ["spot"] if offer.is_spot else []
     if offer.num_gpus and find_gpu(offer.device) is None:
-        said.append("unknown GPU: cannot be planned")
+        said.append("unknown GPU: homing cannot plan runs on it")
     if offer.interruptions_per_hour:
         said.append(f"{offer.interruptions_per_hour:.1%} preemption risk per hour")
     said += [f"stock {offer.stock}"] if offer.stock else []

@@ -35,7 +35,8 @@ def command(
     sets: Sets = None,
     phase: Phases = None,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="Plan a smoke run, which is a scaled-down version of the run file.")
+        bool,
+        typer.Option("--smoke", help="Plan a smoke run (a scaled-down version of the run) instead of the full run."),
     ] = False,
     spend_limit: Annotated[
         str | None, typer.Option("--spend-limit", metavar="DOLLARS", help="Show how much training this limit buys.")
@@ -98,8 +99,8 @@ def _show(plan: Plan, loaded: Loaded, now: float, typed: str) -> None:
     then = f"homing launch {typed} --spend-limit {suggested_limit(plan)}"
     if _is_long_here(plan):
         output.say(
-            "That takes a long time on this computer. You can also plan the run for a rented GPU, using list prices;"
-            " no API key is needed."
+            "Training takes a long time on this computer. You can also plan the run for a rented GPU, using list"
+            " prices; no API key is needed."
         )
         then = f"homing plan {typed} --set cloud.providers=runpod"
     output.say(f"Next: {then}" if loaded.is_prepared else f"Next: homing prep {typed}   then: {then}")
@@ -160,7 +161,7 @@ def _say_left_out(plan: Plan) -> None:
         rate = usd(each.offer.rate_usd_per_hour)
         output.say(f"Skipped offer: {name_of(each.offer)} ({_device(each.offer)}, {rate}/h) {each.why}.")
     if len(plan.left_out) > len(lower[:_LEFT_OUT]):
-        output.say(f"Skipped: {len(plan.left_out) - len(lower[:_LEFT_OUT])} more offers; --json lists them all.")
+        output.say(f"{len(plan.left_out) - len(lower[:_LEFT_OUT])} more offers not shown; use --json to list them all.")
 
 
 def _bought(plan: Plan) -> list[tuple[str, str]]:

@@ -41,7 +41,7 @@ def command(
     specials: Annotated[
         str | None,
         typer.Option(
-            "--specials", metavar="standard|one", help="Special tokens: standard, or one (only <|endoftext|>)."
+            "--specials", metavar="standard|one", help="Set of special tokens: standard, or one (only <|endoftext|>)."
         ),
     ] = None,
     text_field: Annotated[
@@ -59,7 +59,8 @@ def command(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Prepare again even if nothing changed.")] = False,
     is_smoke: Annotated[
-        bool, typer.Option("--smoke", help="Prepare a smoke run, a scaled-down version of the run file.")
+        bool,
+        typer.Option("--smoke", help="Prepare a smoke run (a scaled-down version of the run) instead of the full run."),
     ] = False,
     sets: Sets = None,
     json_: Json = False,

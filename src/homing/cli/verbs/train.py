@@ -24,7 +24,7 @@ __all__ = ["command"]
 def command(
     run: RunName = None,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="Run a scaled-down version of the run file that finishes in minutes.")
+        bool, typer.Option("--smoke", help="Run a scaled-down version of the run that finishes in minutes.")
     ] = False,
     sets: Sets = None,
     phase: Phases = None,

@@ -27,7 +27,8 @@ def command(
     run: RunName = None,
     no_run: Annotated[bool, typer.Option("--no-run", help="Only compute the sizes; this does not need torch.")] = False,
     is_smoke: Annotated[
-        bool, typer.Option("--smoke", help="Verify a smoke run, a scaled-down version of the run file.")
+        bool,
+        typer.Option("--smoke", help="Verify a smoke run (a scaled-down version of the run) instead of the full run."),
     ] = False,
     is_hashing: Annotated[bool, typer.Option("--hash", help="Also check the sha256 of every shard.")] = False,
     sets: Sets = None,

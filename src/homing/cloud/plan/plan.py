@@ -31,7 +31,7 @@ __all__ = ["Buys", "OfferPlan", "PhaseCost", "Plan", "make_plan", "needs_of", "r
 
 _BYTES_PER_TOKEN = 4  # upper bound: a shard stores each token in at most this many bytes
 _MONTH_S = 730 * 3600.0
-_UNKNOWN = "has a GPU unknown to homing, so its time and cost cannot be planned"
+_UNKNOWN = "has a GPU unknown to homing, so time and cost cannot be estimated"
 
 
 @dataclass(frozen=True)
