@@ -241,6 +241,8 @@ def test_a_prompt_alone_can_be_scored_and_the_first_of_given_ids_has_no_score(ba
 
 def test_echo_without_logprobs(base: OpenAI, model: Any) -> None:
     assert complete(base, echo=True).choices[0].text == "the cat" + alone(model, "the cat")
+    choice = complete(base, echo=True, max_tokens=0).choices[0]
+    assert (choice.text, choice.logprobs, choice.finish_reason) == ("the cat", None, "length")
 
 
 def test_logprobs_end_with_the_text_before_a_stop_string(base: OpenAI, model: Any) -> None:
@@ -413,37 +415,41 @@ def test_lm_eval_scores_prompts_as_text_and_the_server_begins_the_document(
     assert score == pytest.approx(score_alone(model, [tokenizer.end_of_text_id, *context], continuation)[0], abs=1e-3)
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
 def test_a_prompt_is_scored_whole_if_the_text_ends_right_after_it(
-    folders: Path, monkeypatch: pytest.MonkeyPatch, model: Any
+    servers: dict[str, httpx.Client], base: OpenAI, model: Any, is_stream: bool
 ) -> None:
     """lm-eval takes the last log-probability for that of a generated token, even if that one ends the text."""
-    from homing.lm.generate import batching
-
     tokenizer = model[1]
-    end, pick = tokenizer.end_of_text_id, batching.pick_tokens
-
-    def pick_end(logits: torch.Tensor, pickers: Any) -> list[Any]:
-        for picker in pickers:
-            picker.settings = SamplingSettings(temperature=0.0, logit_bias={end: 100.0})
-            picker.alters_logits = True
-        return pick(logits, pickers)
-
-    monkeypatch.setattr(batching, "pick_tokens", pick_end)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    end = tokenizer.end_of_text_id
     ids = [end, *tokenizer.encode("the cat")]
-    with served(folders / "pretrain", monkeypatch) as server, client_of(server) as client:
-        (choice,) = post(server, "/v1/completions", {**SCORED, "prompt": [ids]})["choices"]
-        streamed = [
-            chunk.choices[0]
-            for chunk in client.completions.create(**{**SCORED, "prompt": ids, "stream": True})  # type: ignore[call-overload]
-        ]
-    assert (choice["finish_reason"], choice["text"]) == ("stop", tokenizer.decode(ids))
-    logprobs = choice["logprobs"]
-    assert logprobs["tokens"] == [*(tokenizer.decode([i]) for i in ids), "<|endoftext|>"]
-    assert sum(logprobs["token_logprobs"][1:-1]) == pytest.approx(score_alone(model, ids[:1], ids[1:])[0], abs=1e-3)
-    parts = [part.logprobs for part in streamed if part.logprobs]
-    assert [value for part in parts for value in part.token_logprobs] == logprobs["token_logprobs"]
-    assert "".join(part.text for part in streamed) == choice["text"]
+    body = {**SCORED, "prompt": [ids], "logit_bias": {str(end): 100}}
+    if is_stream:
+        choices = [chunk.choices[0] for chunk in complete(base, **body, stream=True)]
+        parts = [choice.logprobs for choice in choices if choice.logprobs]
+        text, ending = "".join(choice.text for choice in choices), choices[-1].finish_reason
+        tokens = [token for part in parts for token in part.tokens]
+        scores = [score for part in parts for score in part.token_logprobs]
+    else:
+        (choice,) = post(servers["base"], "/v1/completions", body)["choices"]
+        text, ending = choice["text"], choice["finish_reason"]
+        tokens, scores = choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"]
+    assert (text, ending) == (tokenizer.decode(ids), "stop")
+    assert tokens == [*(tokenizer.decode([i]) for i in ids), "<|endoftext|>"]
+    assert sum(scores[1:-1]) == pytest.approx(score_alone(model, ids[:1], ids[1:])[0], abs=1e-3)
+
+
+def test_the_end_of_a_turn_also_ends_a_text_completion_of_a_chat_model(
+    servers: dict[str, httpx.Client], model: Any
+) -> None:
+    """As in transformers with the export. lm-eval sends no end-of-turn string with several requests at once."""
+    im_end = model[1].specials["<|im_end|>"]
+    body = {**WRITTEN, "prompt": [[0, 20]], "logit_bias": {str(im_end): 100}, "logprobs": 0}
+    (choice,) = post(servers["chat"], "/v1/completions", body)["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("", "stop")
+    assert choice["logprobs"]["tokens"] == ["<|im_end|>"]
+    (choice,) = post(servers["base"], "/v1/completions", body)["choices"]
+    assert choice["text"] == "<|im_end|>" * 12, "a base model has no turns"
 
 
 @pytest.mark.parametrize("stop", [["zzz", "<|endoftext|>"], ["zzz"], ["<|endoftext|>"]], ids=str)

@@ -57,6 +57,7 @@ MAX_ROWS = 64  # number of texts that are generated at once, if their keys and v
 NUM_WAITING = 256  # number of texts that may wait in addition
 MAX_BODY_BYTES = 4 * 1024 * 1024
 _JSON_BYTES = 6  # maximum number of JSON bytes per byte of text, reached by an escaped control character
+_ID_BYTES = 8  # maximum number of JSON bytes per token of a prompt that is given as ids: 123456, and a space
 _ENVELOPE_BYTES = 256 * 1024  # maximum size of everything in a request except its text: names, roles and settings
 _BODY_S = 60.0
 _RETRY_S = "5"
@@ -157,7 +158,8 @@ class _Routes:
 
     async def complete(self, request: Request) -> Response:
         self._check_token(request)
-        wanted = openai_requests.read_completion(await self._read(request), self._session.name, self._defaults)
+        body = await self._read(request, num_prompts=openai_requests.MOST_CHOICES)
+        wanted = openai_requests.read_completion(body, self._session.name, self._defaults)
         return await self._answer(request, wanted)
 
     async def embed(self, request: Request) -> Response:
@@ -177,12 +179,13 @@ class _Routes:
                 raise _queue_full() from None
         return JSONResponse(openai_responses.embeddings_document(self._session.name, found, is_base64=wanted.is_base64))
 
-    async def _read(self, request: Request) -> dict[str, Any]:
-        """Return the parsed body, or reject a body so large that its prompt could not fit.
+    async def _read(self, request: Request, *, num_prompts: int = 1) -> dict[str, Any]:
+        """Return the parsed body, or reject a body so large that its prompts, at most `num_prompts`, could not fit.
 
         Both the declared length and the received bytes are checked, because a chunked body does not declare its length.
         """
-        most = min(MAX_BODY_BYTES, _JSON_BYTES * self._session.max_prompt_bytes + _ENVELOPE_BYTES)
+        prompt_bytes = max(_JSON_BYTES * self._session.max_prompt_bytes, _ID_BYTES * self._session.context)
+        most = min(MAX_BODY_BYTES, num_prompts * prompt_bytes + _ENVELOPE_BYTES)
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > most:
             raise _too_large(most)

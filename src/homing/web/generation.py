@@ -127,13 +127,14 @@ class Generation:
 
 @dataclass(eq=False)
 class Choice:
-    """Listens to one text. `wants_tokens`: events name the tokens of their text."""
+    """Listens to one text. `wants_tokens`: events name the tokens of their text; `wants_stop`: also its stop token."""
 
     generation: Generation
     number: int
     tokenizer: Tokenizer
     stops: Sequence[str] = ()
     wants_tokens: bool = False
+    wants_stop: bool = False
     stream: TextStream = field(init=False)
 
     def __post_init__(self) -> None:
@@ -159,7 +160,9 @@ class Choice:
             self._send(text)
         return not self.stream.is_stopped
 
-    def ended(self, *, is_stopped: bool) -> None:
+    def ended(self, *, is_stopped: bool, stop: Picked | None = None) -> None:
+        if stop is not None and self.wants_tokens and self.wants_stop:
+            self._held.append(Token(stop, self.stream.num_characters))
         self._send(self.stream.end(), "stop" if is_stopped or self.stream.is_stopped else "length")
         self.generation.num_open -= 1
         if not self.generation.num_open:

@@ -65,7 +65,7 @@ class GenerationSession:
         self._rendering = Lock()  # only one thread may render a template at a time, because templates have state
         # A prompt with more bytes than this cannot fit, even if each of its tokens is the longest one.
         self.max_prompt_bytes = self.context * max(1, *tokenizer.token_bytes())
-        self._grammars = JsonGrammars(tokenizer, model.shape.vocab_size, self._stop_ids(in_turns=True))
+        self._grammars = JsonGrammars(tokenizer, model.shape.vocab_size, self._stop_ids)
 
     @property
     def is_chat(self) -> bool:
@@ -153,7 +153,11 @@ class GenerationSession:
             for number in range(wanted.num_choices):
                 wants_tokens = wanted.num_logprobs is not None
                 place = len(generation.choices)
-                generation.choices.append(Choice(generation, place, self.tokenizer, wanted.stop, wants_tokens))
+                # Clients that score a prompt, such as lm-eval, expect one token after it, even if the text ends there.
+                wants_stop = wanted.messages is None
+                generation.choices.append(
+                    Choice(generation, place, self.tokenizer, wanted.stop, wants_tokens, wants_stop)
+                )
                 texts.append(self._request(ids, min(wanted.num_tokens, room), wanted, number))
         return texts
 
@@ -162,14 +166,20 @@ class GenerationSession:
             ids,
             num_tokens,
             dataclasses.replace(wanted.sampling, seed=wanted.sampling.seed + number),
-            stop_ids=self._stop_ids(in_turns=wanted.messages is not None),
+            stop_ids=self._stop_ids,
             num_logprobs=wanted.num_logprobs,
-            scores_prompt=wanted.is_echoed and wanted.num_logprobs is not None,
+            # A prompt that is only echoed is scored too, because a text must have tokens or scores.
+            scores_prompt=wanted.is_echoed and (wanted.num_logprobs is not None or not wanted.num_tokens),
             constraint=self._grammars.constraint(wanted.json_schema) if wanted.is_json else None,
         )
 
-    def _stop_ids(self, *, in_turns: bool) -> Sequence[int]:
-        return self._prompter.stop_ids if in_turns and self._prompter else self.tokenizer.stop_ids
+    @property
+    def _stop_ids(self) -> Sequence[int]:
+        """Return the tokens that end a text. A chat model's turn also ends a text completion.
+
+        Its exported generation_config.json says the same, so transformers and vLLM stop there too.
+        """
+        return self._prompter.stop_ids if self._prompter else self.tokenizer.stop_ids
 
     @torch.no_grad()
     def embed(self, prompt: Prompt) -> tuple[list[float], int]:

@@ -28,6 +28,7 @@ class Heard:
         self.picks: list[Picked] = []
         self.prompt: list[Picked] = []
         self.is_stopped: bool | None = None
+        self.stop: Picked | None = None
         self.error: Exception | None = None
         self._leaves_after, self._most = leaves_after, most
 
@@ -43,9 +44,10 @@ class Heard:
         self.picks.append(picked)
         return len(self.ids) < self._most
 
-    def ended(self, *, is_stopped: bool) -> None:
+    def ended(self, *, is_stopped: bool, stop: Picked | None = None) -> None:
         assert self.is_stopped is None, "a text ends once"
         self.is_stopped = is_stopped
+        self.stop = stop
 
     def failed(self, error: Exception) -> None:
         self.error = error

@@ -79,8 +79,8 @@ class Listener(Protocol):
     def picked(self, picked: Picked) -> bool:
         """Take the next token; return whether to generate more."""
 
-    def ended(self, *, is_stopped: bool) -> None:
-        """The text is complete. `is_stopped`: at a stop token or by `picked`, not by its maximum length."""
+    def ended(self, *, is_stopped: bool, stop: Picked | None = None) -> None:
+        """The text is complete. `is_stopped`: at the stop token `stop` or by `picked`, not by its maximum length."""
 
     def failed(self, error: Exception) -> None:
         """The text cannot be completed."""
@@ -327,7 +327,7 @@ class BatchGenerator:
         texts = [row.text for row in rows if row.text is not None]
         for row, text, picked in zip(rows, texts, pick_tokens(logits_BV, [t.picker for t in texts]), strict=True):
             if picked.id in text.request.stop_ids:
-                self._finish(row, is_stopped=True)
+                self._finish(row, is_stopped=True, stop=picked)
                 continue
             text.last_id = picked.id
             text.num_made += 1
@@ -336,11 +336,11 @@ class BatchGenerator:
             elif text.num_made == text.request.num_tokens:
                 self._finish(row, is_stopped=False)
 
-    def _finish(self, row: _Row, *, is_stopped: bool) -> None:
+    def _finish(self, row: _Row, *, is_stopped: bool, stop: Picked | None = None) -> None:
         text, row.text = row.text, None
         self._touch(row)
         assert text is not None, "only a row with a text ends one"
-        text.listener.ended(is_stopped=is_stopped)
+        text.listener.ended(is_stopped=is_stopped, stop=stop)
 
     def _compact(self) -> None:
         """Move texts to lower rows, if a step can then compute fewer rows."""
