@@ -452,6 +452,24 @@ def test_the_end_of_a_turn_also_ends_a_text_completion_of_a_chat_model(
     assert choice["text"] == "<|im_end|>" * 12, "a base model has no turns"
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_special_tokens_can_be_left_out_but_remain_stop_strings(chat: OpenAI, model: Any, is_stream: bool) -> None:
+    def answer(*, is_skipping: bool = True, **settings: Any) -> tuple[str, str]:
+        settings["extra_body"] = {"skip_special_tokens": is_skipping}
+        bias = {str(model[1].specials["<|im_start|>"]): 60, "82": 60}
+        found = ask(chat, logit_bias=bias, stream=is_stream, max_tokens=40, temperature=2, **settings)
+        choices = [choice for chunk in found for choice in chunk.choices] if is_stream else found.choices
+        text = "".join((getattr(choice, "delta", None) or choice.message).content or "" for choice in choices)
+        return text, choices[-1].finish_reason
+
+    text, ending = answer()
+    assert ending == "length"
+    assert 0 < len(text) < 40, "both tokens occurred"
+    assert answer(is_skipping=False)[0].replace("<|im_start|>", "") == text
+    assert set(text) == {model[1].decode([82])}
+    assert answer(stop=["<|im_start|>"])[1] == "stop"
+
+
 @pytest.mark.parametrize("stop", [["zzz", "<|endoftext|>"], ["zzz"], ["<|endoftext|>"]], ids=str)
 def test_lm_eval_reads_the_texts_of_prompts_as_ids_and_as_text(
     servers: dict[str, httpx.Client], model: Any, stop: list[str]

@@ -127,7 +127,10 @@ class Generation:
 
 @dataclass(eq=False)
 class Choice:
-    """Listens to one text. `wants_tokens`: events name the tokens of their text; `wants_stop`: also its stop token."""
+    """Listens to one text. `wants_tokens`: events name the tokens of their text; `wants_stop`: also its stop token.
+
+    `hides_specials`: special tokens are left out of the text.
+    """
 
     generation: Generation
     number: int
@@ -135,10 +138,11 @@ class Choice:
     stops: Sequence[str] = ()
     wants_tokens: bool = False
     wants_stop: bool = False
+    hides_specials: bool = False
     stream: TextStream = field(init=False)
 
     def __post_init__(self) -> None:
-        self.stream = TextStream(self.tokenizer, self.stops)
+        self.stream = TextStream(self.tokenizer, self.stops, hides_specials=self.hides_specials)
         self.num_tokens = 0
         self.prompt_scores: list[Picked] = []
         self._num_shown = 0  # characters that were sent

@@ -155,8 +155,9 @@ class GenerationSession:
                 place = len(generation.choices)
                 # Clients that score a prompt, such as lm-eval, expect one token after it, even if the text ends there.
                 wants_stop = wanted.messages is None
+                hides_specials = wanted.hides_specials and not wanted.tools  # they may mark tool calls
                 generation.choices.append(
-                    Choice(generation, place, self.tokenizer, wanted.stop, wants_tokens, wants_stop)
+                    Choice(generation, place, self.tokenizer, wanted.stop, wants_tokens, wants_stop, hides_specials)
                 )
                 texts.append(self._request(ids, min(wanted.num_tokens, room), wanted, number))
         return texts

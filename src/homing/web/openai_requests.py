@@ -3,7 +3,8 @@
 Fields that would change the answer are never silently ignored. If such a field is not supported, an error names it,
 unless it has a value that changes nothing (`suffix: ""`). Fields that never change an answer, such as `user`, are
 accepted. A null value is the same as leaving the field out. `top_k`, `min_p` and `repetition_penalty` are not part of
-OpenAI's API, but many clients send them.
+OpenAI's API, but many clients send them. `skip_special_tokens` is vLLM's name for leaving special tokens out of the
+text; here they are left in by default, as in `homing generate`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ _SAMPLING = {
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "logit_bias", "seed",
 }  # fmt: skip
-_KNOWN = {"model", "stream", "stream_options", "max_tokens", "stop", "n", "logprobs", *_SAMPLING}
+_KNOWN = {
+    "model", "stream", "stream_options", "max_tokens", "stop", "n", "logprobs", "skip_special_tokens", *_SAMPLING,
+}  # fmt: skip
 # Fields that never change the answer: they identify the request's sender and purpose, or control billing and storage.
 _HARMLESS = {
     "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "store",
@@ -88,6 +91,7 @@ class Wanted:
     num_tokens: int
     sampling: SamplingSettings
     stop: tuple[str, ...] = ()
+    hides_specials: bool = False  # whether special tokens are left out of the text
     num_choices: int = 1  # texts per prompt
     num_logprobs: int | None = None  # alternatives to report with each token; None: no log-probabilities
     is_stream: bool = False
@@ -201,6 +205,7 @@ def _common(body: Body, limit: str, defaults: Defaults, *, least: int = 1) -> Wa
         num_tokens=_whole(body, limit, defaults.num_tokens, least, 2**31 - 1),
         sampling=_sampling(body, defaults.sampling),
         stop=_stops(body.get("stop", [])),
+        hides_specials=_true_or_false(body, "skip_special_tokens"),
         num_choices=_whole(body, "n", 1, 1, MOST_CHOICES),
         is_stream=is_stream,
         has_usage=has_usage,

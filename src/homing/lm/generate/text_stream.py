@@ -22,8 +22,11 @@ _MOST_BEFORE = 3
 class TextStream:
     """The text of a growing list of ids. `add` returns the new text that is final, which may be empty."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, hides_specials: bool = False) -> None:
+        """`hides_specials`: leave out special tokens, except those that are named in a stop string."""
         self._tokenizer, self._stops = tokenizer, stops
+        specials = tokenizer.specials if hides_specials else {}
+        self._hidden = {i for name, i in specials.items() if not any(name in stop for stop in stops)}
         self._ids: list[int] = []  # ids of a character that is not complete
         self._num_shown = 0  # number of characters of `_ids` that were already returned
         self._held = ""  # text that may be the beginning of a stop string
@@ -31,6 +34,8 @@ class TextStream:
         self.is_stopped = False  # True once a stop string was found; what follows it is not returned
 
     def add(self, token_id: int) -> str:
+        if token_id in self._hidden:
+            return ""
         return self._up_to_stop(self._characters(token_id))
 
     def end(self) -> str:
