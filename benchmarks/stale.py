@@ -57,6 +57,8 @@ AREAS: dict[str, tuple[str, ...]] = {
     "results/graphs": ("src/homing/lm/cuda_graphs.py", "src/homing/lm/train/compute/forward_backward.py",
                        "benchmarks/gpu/graphs.py"),
     "results/hours": ("src/homing/lm/train", "benchmarks/gpu/hours.py"),
+    "results/lm_eval_serve": ("src/homing/lm/generate", "src/homing/lm/export", "src/homing/lm/model", "src/homing/web",
+                              "benchmarks/lm_eval_serve.py"),
     "results/loader": ("src/homing/lm/data/shards", "src/homing/lm/train/compute/batch.py", "benchmarks/loader.py"),
     "results/lora": ("src/homing/lm/model", "src/homing/lm/train", "benchmarks/gpu/lora.py"),
     "results/peer_sweep": ("benchmarks/gpu/quality.py",),
