@@ -289,7 +289,7 @@ def _as_launched(home: Home, run: str, *, is_changed: bool) -> Loaded:
     if row.state == "done":
         raise UsageError(
             what=f"{row.id} is done; there is nothing to resume.",
-            fix=f"homing fetch {name_here(row)}   or start a new run: {launch_again(row.name)}",
+            fix=f"Fetch its model: homing fetch {name_here(row)}   or start a new run: {launch_again(row.name)}",
         )
     record = home.run_dir(row.id) / file_names.RUN
     if not home.world.exists(record):
