@@ -74,6 +74,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "results/save_stall": ("src/homing/lm/train/checkpoints/manager.py",
                            "src/homing/lm/train/checkpoints/checkpoint_files.py",
                            "benchmarks/save_stall.py"),
+    "results/serve": ("src/homing/web", "src/homing/lm/generate", "benchmarks/serve.py"),
     "results/sweep": ("src/homing/lm/model", "src/homing/lm/train", "src/homing/config/resolve/depth_dial.py",
                       "benchmarks/gpu/quality.py"),
 }  # fmt: skip
