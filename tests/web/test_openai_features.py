@@ -9,6 +9,7 @@ import asyncio
 import base64
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -21,8 +22,9 @@ from openai import AsyncOpenAI, OpenAI
 from tests.web.rig import CONTEXT, TOKEN, Script, make_model, served
 from tests.web.test_openai_client import HELLO, client_of
 
-from homing.lm.generate import generate, load_for_use
+from homing.lm.generate import generate, json_constraint, load_for_use
 from homing.sampling_settings import SamplingSettings
+from homing.web import model_session
 
 TOOL: Any = {
     "type": "function",
@@ -572,6 +574,8 @@ def tools_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[htt
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     script = Script(patch)
     with served(folder, patch, script) as server:
+        patch.undo()  # later servers generate for themselves
+        patch.setenv("NO_PROXY", "127.0.0.1")
         yield server, script
     patch.undo()
 
@@ -631,3 +635,77 @@ def test_the_result_of_a_tool_goes_back_to_the_model(tools_server: tuple[httpx.C
     assert second.choices[0].message.content == "It is green."
     assert "<|tool_result|>green<|tool_result_end|>" in script.prompt()
     assert '<|tool_call|>{"name": "look", "arguments": {"at": "the moss, €"}}<|tool_call_end|>' in script.prompt()
+
+
+# --- what one client can do to the others ---
+
+
+def test_failed_streams_leave_no_texts_behind(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    script = Script(monkeypatch)
+    script.says = RuntimeError("out of memory")
+    with served(folders / "sft", monkeypatch, script, num_waiting=8) as server, client_of(server) as client:
+        for _ in range(6):  # three texts each: twice as many as may wait
+            with pytest.raises(openai.APIError, match="out of memory"):
+                list(ask(client, n=3, stream=True))
+        script.says = "fine"
+        assert ask(client).choices[0].message.content == "fine"
+        waiting = server.get("/metrics").text
+    assert "homing_active_texts 0" in waiting
+    assert "homing_waiting_texts 0" in waiting
+
+
+def test_a_schema_that_needs_too_much_computation_fails_and_others_do_not(
+    chat: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["x" * 20_000]}}}
+    with pytest.raises(openai.BadRequestError, match="more than 16,384 characters"):
+        ask(chat, response_format=large)
+    monkeypatch.setattr(json_constraint, "_STEP_ITEMS", 1)
+    form: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+    with pytest.raises(openai.APIStatusError, match=r"needs too much computation|cannot be used"):
+        ask(chat, response_format=form, max_tokens=100)
+    assert ask(chat).choices[0].message.content is not None
+
+
+def test_thousands_of_messages_delay_nobody(servers: dict[str, httpx.Client]) -> None:
+    server = servers["chat"]
+    began = time.monotonic()
+    found = server.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": ""}] * 8000})
+    assert found.status_code in (400, 413)
+    assert time.monotonic() - began < 3
+
+
+def test_requests_for_too_much_are_refused(base: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(openai.BadRequestError, match="at most 2,048"):
+        base.embeddings.create(model="tiny", input=["a"] * 2049)
+    with pytest.raises(openai.BadRequestError, match="at most 1,024"):
+        complete(base, logit_bias={str(number): 1 for number in range(1025)})
+    monkeypatch.setattr(model_session, "MOST_SCORES", 1000)
+    with pytest.raises(openai.BadRequestError, match="too many log-probabilities"):
+        complete(base, prompt=["a"] * 10, logprobs=20)
+
+
+def test_offsets_of_echoed_tokens_count_characters(base: OpenAI) -> None:
+    choice = complete(base, prompt="aé€b", echo=True, logprobs=0, max_tokens=1).choices[0]
+    starts = choice.logprobs.text_offset
+    assert starts[0] == 0
+    assert starts[1] == starts[2] == 1, "two bytes of é"
+    assert starts[3] == starts[4] == starts[5] == 2, "three bytes of €"
+    assert starts[6] == 3
+    assert starts[7] == 4
+
+
+def test_a_generating_thread_that_died_is_reported(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from homing.lm.generate.batching import BatchGenerator
+
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with served(folders / "pretrain", monkeypatch) as server, client_of(server) as client:
+        assert server.get("/health").status_code == 200
+        with monkeypatch.context() as patched:
+            patched.setattr(BatchGenerator, "step", lambda batch: 1 / 0)
+            with pytest.raises(openai.InternalServerError, match="cannot generate any more"):
+                complete(client)
+        with pytest.raises(openai.InternalServerError, match="queued"):
+            complete(client)
+        assert server.get("/health").status_code == 503

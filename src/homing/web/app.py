@@ -118,6 +118,8 @@ class _Routes:
         self.metrics = Metrics(worker)
 
     async def health(self, request: Request) -> Response:
+        if not self._worker.is_working:
+            return JSONResponse({"status": "failed"}, 503)
         return JSONResponse({"status": "ok"})
 
     async def show_metrics(self, request: Request) -> Response:
@@ -167,16 +169,24 @@ class _Routes:
         wanted = openai_requests.read_embeddings(await self._read(request), self._session.name)
         found = []
         for prompt in wanted.inputs:
+            if await request.is_disconnected():
+                raise ClientDisconnect
             try:
                 self._session.check_bytes([prompt] if isinstance(prompt, str) else [])
-                future = self._worker.compute(partial(self._session.embed, prompt))
-                found.append(await asyncio.wrap_future(future))
+                ids = await asyncio.to_thread(self._session.begin_embedding, prompt)
+                found.append(
+                    (await asyncio.wrap_future(self._worker.compute(partial(self._session.embed, ids))), len(ids))
+                )
             except TooLong as exc:
                 raise self._refused_length(exc, "input") from None
             except BadIds as exc:
                 raise Refusal(f"input has unknown token ids: {exc}.", param="input") from None
             except QueueFull:
                 raise _queue_full() from None
+            except asyncio.CancelledError:
+                if self._worker.is_working:
+                    raise
+                raise _ending() from None
         return JSONResponse(openai_responses.embeddings_document(self._session.name, found, is_base64=wanted.is_base64))
 
     async def _read(self, request: Request, *, num_prompts: int = 1) -> dict[str, Any]:
@@ -202,11 +212,12 @@ class _Routes:
 
     async def _answer(self, request: Request, wanted: Wanted) -> Response:
         started = time.monotonic()
-        for text in wanted.texts:
-            try:
-                self._session.check_bytes([text] if wanted.messages is None else wanted.texts)
-            except TooLong as exc:
-                raise self._refused_length(exc, wanted.field) from None
+        try:
+            # The messages of a conversation share the context; each prompt has its own.
+            for texts in [wanted.texts] if wanted.messages is not None else [[text] for text in wanted.texts]:
+                self._session.check_bytes(texts)
+        except TooLong as exc:
+            raise self._refused_length(exc, wanted.field) from None
         generation = Generation(partial(self._session.prepare, wanted), num_texts=wanted.num_texts)
         try:
             self._worker.submit(generation)
@@ -285,7 +296,8 @@ async def _whole(request: Request, generation: Generation, answer: Answer) -> Re
     if not generation.is_wanted:
         # The client disconnected, or the server is shutting down. Only in the latter case can the client see the error.
         raise _ending()
-    return JSONResponse(answer.whole(events))
+    # In a thread, because many texts with log-probabilities make a large document.
+    return await asyncio.to_thread(lambda: JSONResponse(answer.whole(events)))
 
 
 class _Stream(Response):

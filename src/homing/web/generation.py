@@ -91,8 +91,10 @@ class Generation:
         self._call(self._is_accepted.set)
 
     def fail(self, error: Exception) -> None:
+        """Report the error, and stop generating all texts of the request."""
         self.put(error)
         self.flush()
+        self._given_up.set()
 
     def _send(self, events: Sequence[Event | Exception | None]) -> None:
         def deliver() -> None:
@@ -173,7 +175,7 @@ class Choice:
             self.generation.put(None)
 
     def failed(self, error: Exception) -> None:
-        self.generation.put(error)
+        self.generation.fail(error)
 
     def _send(self, text: str, ending: str = "") -> None:
         self._num_shown += len(text)

@@ -23,9 +23,10 @@ from homing.lm.data.chat.messages import Message
 from homing.lm.data.chat.prompt_ids import Prompter, learned_to_answer
 from homing.lm.generate import read_card
 from homing.lm.generate.batching import BatchGenerator, TextRequest
-from homing.lm.generate.json_constraint import JsonGrammars
+from homing.lm.generate.json_constraint import JsonConstraint, JsonGrammars
 from homing.sampling_settings import check_settings
 from homing.web.generation import Choice, Generation
+from homing.web.openai_requests import MOST_SCORES
 
 if TYPE_CHECKING:
     from homing.lm.model import Decoder
@@ -143,12 +144,19 @@ class GenerationSession:
             prompts = [self.begin(prompt, is_wanted) for prompt in wanted.prompts]
         if problems := check_settings(wanted.sampling, self._model.shape.vocab_size):
             raise UsageError(what="Invalid sampling settings.", why="; ".join(problems))
+        constraint = self._grammars.constraint(wanted.json_schema) if wanted.is_json else None
         texts = []
         for ids in prompts:
             room = self.context - len(ids)
             # Scoring a prompt needs no room for new tokens.
             if room < (0 if wanted.num_tokens == 0 else 1):
                 raise TooLong(len(ids), is_at_least=False)
+            num_scores = wanted.num_texts * min(wanted.num_tokens, room) * (wanted.num_logprobs or 0)
+            if num_scores > MOST_SCORES:
+                raise UsageError(
+                    what="The request asks for too many log-probabilities.",
+                    why=f"Texts x tokens x alternatives are {num_scores:,}; at most {MOST_SCORES:,} are allowed.",
+                )
             generation.prompts.append(ids)
             for number in range(wanted.num_choices):
                 wants_tokens = wanted.num_logprobs is not None
@@ -159,10 +167,13 @@ class GenerationSession:
                 generation.choices.append(
                     Choice(generation, place, self.tokenizer, wanted.stop, wants_tokens, wants_stop, hides_specials)
                 )
-                texts.append(self._request(ids, min(wanted.num_tokens, room), wanted, number))
+                own = constraint.copy() if constraint is not None else None
+                texts.append(self._request(ids, min(wanted.num_tokens, room), wanted, number, own))
         return texts
 
-    def _request(self, ids: list[int], num_tokens: int, wanted: Wanted, number: int) -> TextRequest:
+    def _request(
+        self, ids: list[int], num_tokens: int, wanted: Wanted, number: int, constraint: JsonConstraint | None
+    ) -> TextRequest:
         return TextRequest(
             ids,
             num_tokens,
@@ -171,7 +182,7 @@ class GenerationSession:
             num_logprobs=wanted.num_logprobs,
             # A prompt that is only echoed is scored too, because a text must have tokens or scores.
             scores_prompt=wanted.is_echoed and (wanted.num_logprobs is not None or not wanted.num_tokens),
-            constraint=self._grammars.constraint(wanted.json_schema) if wanted.is_json else None,
+            constraint=constraint,
         )
 
     @property
@@ -182,11 +193,15 @@ class GenerationSession:
         """
         return self._prompter.stop_ids if self._prompter else self.tokenizer.stop_ids
 
-    @torch.no_grad()
-    def embed(self, prompt: Prompt) -> tuple[list[float], int]:
-        """Return the mean of the last hidden states of a text's tokens, and their number."""
+    def begin_embedding(self, prompt: Prompt) -> list[int]:
+        """Return the ids of a text to embed."""
         ids = self.begin(prompt)
         if len(ids) > self.context:
             raise TooLong(len(ids), is_at_least=False)
+        return ids
+
+    @torch.no_grad()
+    def embed(self, ids: list[int]) -> bytes:
+        """Return the mean of the last hidden states of the tokens, as 32-bit floats in little-endian order."""
         hidden_BTD = self._model.hidden(torch.tensor([ids], device=self._model.device))
-        return hidden_BTD[0].float().mean(dim=0).tolist(), len(ids)
+        return hidden_BTD[0].float().mean(dim=0).cpu().numpy().astype("<f4").tobytes()

@@ -33,6 +33,9 @@ Body = dict[str, Any]
 
 MOST_LOGPROBS = 20
 MOST_CHOICES = 128  # texts per request: prompts times n
+MOST_INPUTS = 2048  # texts per request for embeddings, as in OpenAI's API
+MOST_SCORES = 2**20  # log-probabilities per request: texts times tokens times alternatives
+MOST_BIASES = 1024
 _SAMPLING = {
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "logit_bias", "seed",
@@ -196,7 +199,10 @@ def read_embeddings(body: Body, model: str) -> EmbeddingsWanted:
         raise Refusal("encoding_format must be float or base64.", param="encoding_format")
     if "input" not in body:
         raise Refusal("input is missing.", param="input")
-    return EmbeddingsWanted(_prompts(body["input"], "input"), encoding == "base64")
+    inputs = _prompts(body["input"], "input")
+    if len(inputs) > MOST_INPUTS:
+        raise Refusal(f"input has {len(inputs):,} texts; at most {MOST_INPUTS:,} are allowed.", param="input")
+    return EmbeddingsWanted(inputs, encoding == "base64")
 
 
 def _common(body: Body, limit: str, defaults: Defaults, *, least: int = 1) -> Wanted:
@@ -258,6 +264,8 @@ def _top_k(body: Body, default: int) -> int:
 def _bias(given: Any) -> dict[int, float]:
     if not isinstance(given, dict):
         raise Refusal("logit_bias must be an object: token id -> number from -100 to 100.", param="logit_bias")
+    if len(given) > MOST_BIASES:
+        raise Refusal(f"logit_bias may have at most {MOST_BIASES:,} token ids.", param="logit_bias")
     found = {}
     for name, value in given.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and -100 <= value <= 100

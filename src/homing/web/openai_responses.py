@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from homing.lm.generate.pick_token import Picked
+from homing.lm.generate.text_stream import TextStream
 from homing.lm.tokenizer import Tokenizer
 from homing.web.generation import Choice, Event, Generation, Token
 from homing.web.openai_requests import Wanted
@@ -43,9 +44,11 @@ class Answer:
 
     def whole(self, events: Sequence[Event]) -> Document:
         """Return the response, when all texts are complete."""
+        by_choice: list[list[Event]] = [[] for _ in self._choices]
+        for event in events:
+            by_choice[event.choice].append(event)
         choices = []
-        for number, choice in enumerate(self._choices):
-            own = [event for event in events if event.choice == number]
+        for number, (choice, own) in enumerate(zip(self._choices, by_choice, strict=True)):
             text = "".join(event.text for event in own)
             tokens = [token for event in own for token in event.tokens]
             ending = own[-1].ending if own else "length"
@@ -183,10 +186,10 @@ class Answer:
         scores = choice.prompt_scores
         # The first token of a prompt has no log-probability, unless the server put the end-of-text token before it.
         picked = [*scores] if len(scores) == len(ids) else [Picked(ids[0]), *scores]
-        rows, start = [], 0
+        rows, stream = [], TextStream(self._tokenizer)
         for each in picked:
-            rows.append((each, start))
-            start += len(self._tokenizer.bytes_of(each.id).decode("utf-8", "ignore"))
+            rows.append((each, stream.num_characters))
+            stream.add(each.id)
         return rows
 
     def _token_text(self, token_id: int) -> str:
@@ -198,11 +201,11 @@ class Answer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def embeddings_document(model: str, found: Sequence[tuple[list[float], int]], *, is_base64: bool) -> Document:
-    """Return the response to a request for embeddings."""
+def embeddings_document(model: str, found: Sequence[tuple[bytes, int]], *, is_base64: bool) -> Document:
+    """Return the response to a request for embeddings: for each text its vector of 32-bit floats, and its tokens."""
 
-    def written(vector: list[float]) -> str | list[float]:
-        return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode() if is_base64 else vector
+    def written(vector: bytes) -> str | list[float]:
+        return base64.b64encode(vector).decode() if is_base64 else list(struct.unpack(f"<{len(vector) // 4}f", vector))
 
     count = sum(num_tokens for _, num_tokens in found)
     return {

@@ -10,16 +10,19 @@ raises QueueFull immediately.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from homing.lm.generate.batching import BatchGenerator, TextRequest
 from homing.web.generation import Generation
 
 __all__ = ["QueueFull", "Worker"]
+
+_log = logging.getLogger(__name__)
 
 Made = TypeVar("Made")
 
@@ -34,7 +37,7 @@ class Worker:
         self._batch, self._num_waiting = batch, num_waiting
         self._to_encode: deque[Generation] = deque()
         self._to_generate: deque[tuple[Generation, list[TextRequest]]] = deque()
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[tuple[Future[Any], Callable[[], None]]] = deque()
         self._open: list[Generation] = []  # generations with texts in the batch, or being encoded
         self._is_closed = False
         self._changed = threading.Condition()
@@ -44,6 +47,11 @@ class Worker:
         ]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def is_working(self) -> bool:
+        """False if the server ends, or if its generating thread has failed."""
+        return not self._is_closed
 
     @property
     def num_texts(self) -> int:
@@ -84,7 +92,7 @@ class Worker:
         with self._changed:
             if self._is_closed or len(self._calls) >= self._num_waiting:
                 raise QueueFull
-            self._calls.append(call)
+            self._calls.append((future, call))
             self._changed.notify_all()
         return future
 
@@ -109,8 +117,10 @@ class Worker:
         while (generation := self._next()) is not None:
             try:
                 texts = generation.prepare(generation)
-            except Exception as exc:  # passed to whoever waits for the text, so that later requests are answered
-                generation.refuse(exc)
+            # Passed to whoever waits for the text, so that later requests are answered. A panic in a Rust package is
+            # a BaseException.
+            except BaseException as exc:
+                generation.refuse(exc if isinstance(exc, Exception) else RuntimeError(f"{type(exc).__name__}: {exc}"))
                 continue
             generation.accept()
             with self._changed:
@@ -131,6 +141,24 @@ class Worker:
     # -- the generator's thread ----------------------------------------------------------------------------------------
 
     def _generate(self) -> None:
+        try:
+            self._generate_until_closed()
+        except BaseException as exc:  # such as a CUDA error that persists: answer all requests, and accept no more
+            _log.exception("the generating thread failed")
+            with self._changed:
+                self._is_closed = True
+                left = [*self._to_encode, *self._open]
+                self._changed.notify_all()
+            for generation in left:
+                generation.fail(RuntimeError(f"the server cannot generate any more: {type(exc).__name__}: {exc}"))
+                generation.cancel()
+        finally:
+            with self._changed:
+                calls, self._calls = self._calls, deque()
+            for future, _ in calls:
+                future.cancel()
+
+    def _generate_until_closed(self) -> None:
         generations: list[Generation] = []  # those with texts in the batch
         while True:
             with self._changed:
@@ -147,13 +175,10 @@ class Worker:
                         self._batch.add(request, choice)
                 except Exception as exc:
                     generation.fail(exc)
-                    generation.cancel()
             if call is not None:
-                call()
+                call[1]()
             self._batch.step()
             for generation in generations:
                 generation.flush()
             generations = [each for each in generations if each.num_open and each.is_wanted]
         self._batch.close()
-        for waiting in self._calls:
-            waiting()

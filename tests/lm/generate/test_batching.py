@@ -11,10 +11,11 @@ import torch
 from tests.lm.test_decoding_step import MODELS, built
 
 from homing.errors import UsageError
-from homing.lm.generate import generate
+from homing.lm.generate import batching, generate
 from homing.lm.generate.batching import BatchGenerator, TextRequest
 from homing.lm.generate.pick_token import Picked
 from homing.lm.model import Decoder
+from homing.lm.model.attention import RowCache
 from homing.sampling_settings import SamplingSettings
 
 GREEDY = SamplingSettings(temperature=0.0)
@@ -208,3 +209,52 @@ def test_impossible_requests_are_refused(changes: dict[str, Any], named: str) ->
     with pytest.raises(UsageError) as caught:
         BatchGenerator(built()).add(TextRequest(**({"prompt_ids": [1], "num_tokens": 4} | changes)), Heard())
     assert named in caught.value.why
+
+
+class Broken:
+    """A constraint that fails after some tokens."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.left = num_tokens
+
+    def mask(self) -> torch.Tensor:
+        if not self.left:
+            raise RuntimeError("too much computation")
+        return torch.ones(100, dtype=torch.bool)
+
+    def saw(self, token_id: int) -> None:
+        self.left -= 1
+
+
+def test_a_constraint_that_fails_ends_its_own_text_alone() -> None:
+    model = built()
+    batch, broken, others = BatchGenerator(model), Heard(), [Heard() for _ in range(3)]
+    batch.add(TextRequest(prompt_of(5, 1), 20, GREEDY, constraint=Broken(4)), broken)
+    for listener in others:
+        batch.add(TextRequest(prompt_of(5, 1), 20, GREEDY), listener)
+    run(batch)
+    assert str(broken.error) == "too much computation"
+    assert len(broken.ids) == 4
+    alone = list(generate(model, prompt_of(5, 1), num_tokens=20, sampling=GREEDY))
+    assert [listener.ids for listener in others] == [alone] * 3
+
+
+@pytest.mark.parametrize("most_rows", [0, 4])
+def test_without_memory_for_more_rows_the_others_wait(monkeypatch: pytest.MonkeyPatch, most_rows: int) -> None:
+    def limited(*given: Any, batch: int, **settings: Any) -> RowCache:
+        if batch > most_rows:
+            raise torch.OutOfMemoryError("out of memory")
+        return RowCache(*given, batch=batch, **settings)
+
+    monkeypatch.setattr(batching, "RowCache", limited)
+    model, heard, notices = built(), [Heard() for _ in range(9)], list[str]()
+    batch = BatchGenerator(model, notify=notices.append)
+    for number, listener in enumerate(heard):
+        batch.add(TextRequest(prompt_of(5, number), 8, GREEDY), listener)
+    run(batch)
+    if most_rows:
+        assert all(len(listener.ids) == 8 for listener in heard)
+        assert batch.max_rows == 4
+        assert "memory for 4 texts" in notices[0]
+    else:
+        assert all("out of memory" in str(listener.error) for listener in heard)

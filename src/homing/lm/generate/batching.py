@@ -157,9 +157,9 @@ class BatchGenerator:
             self._decode()
         except Exception as error:  # such as out of memory: no text can go on, but later ones may
             texts = [row.text for row in self._rows if row.text is not None]
-            self._forget()
             for text in texts:
-                text.listener.failed(error)
+                text.listener.failed(error.with_traceback(None))  # the traceback would keep tensors in memory
+            self._forget()
 
     def close(self) -> None:
         for steps in self._steps.values():
@@ -179,16 +179,31 @@ class BatchGenerator:
         while budget > 0:
             row = next((row for row in self._rows if row.text is not None and row.text.is_reading), None)
             if row is None:
-                if not self._waiting or self.num_active >= self.max_rows:
+                if not self._waiting or not self._make_room():
                     return
                 row = self._seat(self._waiting.popleft())
             budget -= self._read(row, budget)
 
+    def _make_room(self) -> bool:
+        """Return True if one more text can be seated, with more rows if needed; False if it has to wait."""
+        wanted = min(_bucket(self.num_active + 1), self.max_rows)
+        if self.num_active >= self.max_rows:
+            return False
+        if len(self._rows) < wanted or not self._rows:
+            try:
+                self._grow(min(max(wanted, _FIRST_ROWS), self.max_rows))
+            except RuntimeError as error:  # out of memory
+                if not self._rows:
+                    self._waiting.popleft().listener.failed(error.with_traceback(None))
+                    return False
+                self.max_rows = len(self._rows)
+                self._notify(f"warning: there is memory for {self.max_rows} texts at once, and others wait.")
+                return self.num_active < self.max_rows
+        return True
+
     def _seat(self, text: _Text) -> _Row:
         """Give the text a row, with as much of its prompt as any row already contains."""
         wanted = _bucket(self.num_active + 1)
-        if len(self._rows) < min(wanted, self.max_rows) or not self._rows:
-            self._grow(min(max(wanted, _FIRST_ROWS), self.max_rows))
         prompt = list(text.request.prompt_ids)
         # The last prompt token is always computed, because its logits are needed.
         donor, num_shared = self._longest_beginning(prompt[:-1])
@@ -324,6 +339,12 @@ class BatchGenerator:
 
     def _deliver(self, rows: Sequence[_Row], logits_BV: Tensor) -> None:
         """Pick the next token of each row and pass it to the row's listener."""
+        ready = [number for number, row in enumerate(rows) if self._is_ready(row)]
+        if len(ready) < len(rows):
+            rows = [rows[number] for number in ready]
+            logits_BV = logits_BV[torch.tensor(ready, device=logits_BV.device, dtype=torch.int64)]
+        if not rows:
+            return
         texts = [row.text for row in rows if row.text is not None]
         for row, text, picked in zip(rows, texts, pick_tokens(logits_BV, [t.picker for t in texts]), strict=True):
             if picked.id in text.request.stop_ids:
@@ -335,6 +356,16 @@ class BatchGenerator:
                 self._finish(row, is_stopped=True)
             elif text.num_made == text.request.num_tokens:
                 self._finish(row, is_stopped=False)
+
+    def _is_ready(self, row: _Row) -> bool:
+        """Compute which tokens may come next in this text. If that fails, only this text ends, not the others."""
+        assert row.text is not None, "only a row with a text is delivered"
+        try:
+            row.text.picker.prepare()
+        except Exception as error:
+            text, row.text = row.text, None
+            text.listener.failed(error)
+        return row.text is not None
 
     def _finish(self, row: _Row, *, is_stopped: bool, stop: Picked | None = None) -> None:
         text, row.text = row.text, None
@@ -391,4 +422,5 @@ def _rows_in_memory(model: Decoder, capacity: int) -> int:
             free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         except (ValueError, OSError):  # macOS does not say how much is free
             free = 4 << 30
-    return int(free * _CACHE_SHARE.get(model.device.type, 0.25)) // per_row
+    # Growing needs the old and the new cache at once, and the old one has at most half as many rows.
+    return int(free * _CACHE_SHARE.get(model.device.type, 0.25)) * 2 // 3 // per_row

@@ -21,6 +21,10 @@ from homing.lm.tokenizer import Tokenizer
 __all__ = ["JsonConstraint", "JsonGrammars"]
 
 _ANY_OBJECT = {"type": "object"}
+_MOST_SCHEMA = 16_384  # characters
+# Limits on what one token may cost, because all other texts wait meanwhile. The defaults of llguidance are 2,000 and
+# 50,000.
+_ITEMS_IN_ROW, _STEP_ITEMS = 500, 10_000
 # A weak model could otherwise write white space until it reaches its maximum number of tokens.
 _WHITESPACE = r"( |\n {0,8})?"
 
@@ -32,8 +36,14 @@ class JsonGrammars:
         self._tokenizer, self._vocab_size, self._stop_ids = tokenizer, vocab_size, list(stop_ids)
 
     def constraint(self, schema: dict[str, Any] | None) -> JsonConstraint:
-        """Return a constraint for one text; None stands for any JSON object. Raises UsageError for a bad schema."""
-        from llguidance import LLMatcher
+        """Compile a schema; None stands for any JSON object. Raises UsageError for a bad schema.
+
+        Each further text with the same schema uses a copy of the constraint.
+        """
+        from llguidance import LLMatcher, LLParserLimits
+
+        if schema is not None and len(json.dumps(schema)) > _MOST_SCHEMA:
+            raise _refused(f"It has more than {_MOST_SCHEMA:,} characters.")
 
         try:
             grammar = LLMatcher.grammar_from_json_schema(
@@ -41,7 +51,8 @@ class JsonGrammars:
             )
         except ValueError as exc:
             raise _refused(str(exc)) from exc
-        matcher = LLMatcher(self._vocabulary, grammar, log_level=0)
+        limits = LLParserLimits(max_items_in_row=_ITEMS_IN_ROW, step_max_items=_STEP_ITEMS)
+        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refused(matcher.get_error())
         return JsonConstraint(matcher, self._vocab_size)
@@ -59,9 +70,14 @@ class JsonConstraint:
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher, self._vocab_size = matcher, vocab_size
 
+    def copy(self) -> JsonConstraint:
+        return JsonConstraint(self._matcher.deep_copy(), self._vocab_size)
+
     def mask(self) -> Tensor:
         """Return which tokens (V,) may come next."""
         allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
+        if self._matcher.is_error():  # after an error, llguidance would allow the text to end anywhere
+            raise RuntimeError(f"The JSON schema needs too much computation: {self._matcher.get_error().strip()[:300]}")
         mask_V = torch.zeros(self._vocab_size, dtype=torch.bool)
         mask_V[: len(allowed)] = allowed[: self._vocab_size]
         if not mask_V.any():

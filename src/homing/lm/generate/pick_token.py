@@ -84,6 +84,9 @@ class TokenPicker:
         has_penalty = settings.presence_penalty != 0 or settings.frequency_penalty != 0
         self._repeated = set(prompt_ids) if settings.repetition_penalty != 1 else set()
         self._is_counting = has_penalty or settings.repetition_penalty != 1
+        self._mask_V: Tensor | None = None  # which tokens may come next; computed once per token
+        self._bias: tuple[Tensor, Tensor] | None = None
+        self._repeated_V: Tensor | None = None
         self.alters_logits = self._is_counting or bool(settings.logit_bias) or constraint is not None
 
     def draw(self) -> int:
@@ -94,25 +97,38 @@ class TokenPicker:
             self._counts[token_id] += 1
         if self._constraint is not None:
             self._constraint.saw(token_id)
+            self._mask_V = None
+
+    def prepare(self) -> None:
+        """Compute which tokens may come next, if there is a constraint. Raises what the constraint raises."""
+        if self._constraint is not None and self._mask_V is None:
+            self._mask_V = self._constraint.mask()
 
     def altered(self, logits_V: Tensor) -> Tensor:
         """Return the logits with bias and penalties, and without the tokens that are not allowed."""
         settings, device = self.settings, logits_V.device
         logits_V = logits_V.clone()
         if settings.logit_bias:
-            ids_N = torch.tensor(list(settings.logit_bias), device=device)
-            logits_V[ids_N] += torch.tensor(list(settings.logit_bias.values()), device=device)
-        if settings.repetition_penalty != 1 and (seen := self._repeated | self._counts.keys()):
-            ids_N = torch.tensor(sorted(seen), device=device)
-            seen_N = logits_V[ids_N]
+            if self._bias is None:
+                ids_N = torch.tensor(list(settings.logit_bias), device=device)
+                self._bias = ids_N, torch.tensor(list(settings.logit_bias.values()), device=device)
+            logits_V[self._bias[0]] += self._bias[1]
+        if settings.repetition_penalty != 1 and (self._repeated or self._counts):
+            if self._repeated_V is None:
+                self._repeated_V = torch.zeros(len(logits_V), dtype=torch.bool, device=device)
+                self._repeated_V[torch.tensor(sorted(self._repeated), device=device, dtype=torch.int64)] = True
+            if self._counts:
+                self._repeated_V[torch.tensor(list(self._counts), device=device)] = True
             penalty = settings.repetition_penalty
-            logits_V[ids_N] = torch.where(seen_N < 0, seen_N * penalty, seen_N / penalty)
+            penalized_V = torch.where(logits_V < 0, logits_V * penalty, logits_V / penalty)
+            logits_V = torch.where(self._repeated_V, penalized_V, logits_V)
         if self._counts and (settings.presence_penalty or settings.frequency_penalty):
             ids_N = torch.tensor(list(self._counts), device=device)
             counts_N = torch.tensor(list(self._counts.values()), device=device, dtype=logits_V.dtype)
             logits_V[ids_N] -= settings.presence_penalty + settings.frequency_penalty * counts_N
-        if self._constraint is not None:
-            logits_V.masked_fill_(~self._constraint.mask().to(device), -math.inf)
+        self.prepare()
+        if self._mask_V is not None:
+            logits_V.masked_fill_(~self._mask_V.to(device), -math.inf)
         return logits_V
 
 
