@@ -48,6 +48,28 @@ def test_it_asks_when_something_would_be_lost_and_ends_it_with_yes(cli: Homing) 
     assert "nothing is billing" in again.err
 
 
+def test_it_does_not_say_that_nothing_is_billing_if_a_provider_could_not_be_queried(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(*_: object) -> list[object]:
+        raise ProviderSilent("local does not respond.")
+
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    assert cli("destroy", "moss", "--yes").code == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(Local, "list_owned", silent)
+        patched.setattr(Local, "list_resources", silent)
+        one, everything = cli("destroy", "moss"), cli("destroy", "--all", "--yes")
+    for said in (one, everything):
+        assert "nothing is billing" not in said.err
+        assert "No known instance was running." in said.err
+        assert said.err.count("local does not respond") >= 1
+    assert one.code == 0, "its instance is confirmed to be gone"
+    assert everything.code == 6
+    assert "something may still be billing" in everything.err
+    assert "homing destroy --all   once the provider responds again" in everything.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("typed", ["moss", "runs/moss.yaml"])
 def test_a_ledger_that_cannot_be_updated_does_not_keep_a_machine_billing(
@@ -198,14 +220,14 @@ class TestThings:
 
     @pytest.mark.acceptance(136)
     def test_all_of_it_goes_after_asking_for_what_is_kept(self, home: Home) -> None:
-        assert destroy_made(home, yes, kept=True) == []
+        assert destroy_made(home, yes, kept=True) == ([], [])
         assert home.provider("fake").list_resources() == []
 
     @pytest.mark.acceptance(136)
     def test_a_kept_volume_survives_all_with_yes_and_its_rate_and_command_are_printed(
         self, home: Home, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        (left,) = destroy_made(home, yes, kept=False)
+        (left,), _ = destroy_made(home, yes, kept=False)
         assert left.kind == "kept"
         assert [each.mark for each in home.provider("fake").list_resources()] == [left.mark]
         _show(Ended(left=[left]))
@@ -247,13 +269,13 @@ class TestThings:
 
     @pytest.mark.acceptance(136)
     def test_a_volume_that_the_user_keeps_stays_and_is_reported(self, home: Home) -> None:
-        (left,) = destroy_made(home, lambda question: False, kept=True)
+        (left,), _ = destroy_made(home, lambda question: False, kept=True)
         assert left.kind == "kept"
         assert [each.mark for each in home.provider("fake").list_resources()] == [left.mark]
 
     def test_a_resource_that_cannot_be_removed_is_reported(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(home.provider("fake"), "destroy_resource", lambda resource: None)
-        assert len(destroy_made(home, yes, kept=True)) == 2
+        assert len(destroy_made(home, yes, kept=True)[0]) == 2
 
 
 @pytest.mark.acceptance(136)

@@ -42,8 +42,9 @@ class Ended:
     kept: dict[str, Kept | None] = field(default_factory=dict)  # files in the store and their price, by run id
     left: list[Finding] = field(default_factory=list)  # resources that still exist
     removed: dict[str, Any] = field(default_factory=dict)  # files removed from the store, by run id
+    unasked: list[str] = field(default_factory=list)  # why providers could not be queried
     is_resource: bool = False  # True if the user named a resource such as a volume, not a run or an instance
-    error: HomingError | None = None  # set if a named resource still exists
+    error: HomingError | None = None  # set if a named resource still exists, or if not everything could be checked
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -88,11 +89,12 @@ def destroy(
                 notices.say(f"Nothing was destroyed. Save first: homing stop {name_here(row)}")
                 return None
         done = destroy_instances(opened, only, rows) if only else destroy_runs(opened, rows, is_all)
-        left = destroy_made(opened, agrees, kept=kept) if is_all else []
+        left, unseen = destroy_made(opened, agrees, kept=kept, known=problems) if is_all else ([], list[str]())
         gone = _remove_stored(opened, opened.ledger.runs() if is_all else rows, agrees) if stored else {}
         rows = [row for row in rows if row.id not in gone]
         lines = [line for each in done for line in each.lines]
-        return Ended(rows, lines, {row.id: kept_by(opened, row) for row in rows}, left, gone)
+        kept_files = {row.id: kept_by(opened, row) for row in rows}
+        return Ended(rows, lines, kept_files, left, gone, [*problems, *unseen], error=_unchecked(unseen))
 
 
 def _check_arguments(run: str | None, *, is_all: bool, kept: bool, same_account: bool) -> None:
@@ -181,16 +183,31 @@ def destroy_instances(home: Home, lines: list[LedgerLine], rows: list[RunRow]) -
     return done + destroy_runs(home, [row for row in rows if not open_lines(home, row)], is_all=False)
 
 
-def destroy_made(home: Home, agrees: Agrees, *, kept: bool) -> list[Finding]:
-    """Destroy resources created for instances: volumes, groups, roles, alerts. Return what remains.
+def _unchecked(unseen: list[str]) -> StillBilling | None:
+    """Return the error for `--all` if providers could not be queried: something there may still be billing."""
+    if not unseen:
+        return None
+    return StillBilling(
+        what="Not every provider could be queried, so something may still be billing.",
+        why="\n".join(unseen),
+        fix="homing destroy --all   once the provider responds again",
+    )
 
-    A volume that the user marked to be kept is not a leftover, so it is destroyed only with `kept`.
+
+def destroy_made(
+    home: Home, agrees: Agrees, *, kept: bool, known: list[str] | None = None
+) -> tuple[list[Finding], list[str]]:
+    """Destroy resources created for instances: volumes, groups, roles, alerts.
+
+    Return what remains, and why providers could not be queried. A volume that the user marked to be kept is not a
+    leftover, so it is destroyed only with `kept`. Problems in `known` were already printed.
     """
     found = survey(home)
-    say_problems(found.problems)
+    say_problems([each for each in found.problems if each not in (known or [])])
     things = [each for each in found.findings if each.resource is not None]
     spared = [each for each in things if each.kind == "kept" and not kept]
-    return spared + _destroy_things(home, [each for each in things if each not in spared], agrees)
+    left = spared + _destroy_things(home, [each for each in things if each not in spared], agrees)
+    return left, found.problems if found.is_blind else []
 
 
 def find_resources(home: Home, word: str) -> list[Finding]:

@@ -72,7 +72,8 @@ def _show(ended: Ended) -> None:
     if ended.is_resource:
         return
     if not lines:
-        output.say("Nothing else was running." if left else "Nothing was running; nothing is billing.")
+        known = "No known instance was running." if ended.unasked else "Nothing was running; nothing is billing."
+        output.say("Nothing else was running." if left else known)
         return
     dollars = {line.mark: at_most(line) + usd(line.spend_usd) for line in lines}
     output.table(
