@@ -36,7 +36,7 @@ def test_a_bad_interval_is_refused(say: Homing, every: str) -> None:
 
 def test_a_launch_counts_on_a_guard_that_made_its_rounds(say: Homing) -> None:
     for _ in range(2):  # one round alone is no promise
-        assert "the guard at home" not in say("launch", "moss", "--spend-limit", "1", "--dry-run").err
+        assert "armed: the local guard" not in say("launch", "moss", "--spend-limit", "1", "--dry-run").err
         say("guard", "--once")
     assert "armed: the local guard" in say("launch", "moss", "--spend-limit", "1", "--dry-run").err
 

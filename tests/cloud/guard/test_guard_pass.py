@@ -452,7 +452,7 @@ def test_the_guard_destroys_a_duplicate_instance_and_keeps_the_one_in_the_ledger
     monkeypatch.setattr(Local, "destroy", destroy)
     monkeypatch.setattr(Local, "describe", describe)
     made = guard_pass(home)
-    assert "both are billing" in made.problems[0]
+    assert "both are being billed" in made.problems[0]
     assert "Destroyed late: another instance" in made.done[0]
     duplicate, line = home.ledger.lines(done.run.id)
     assert (duplicate.is_duplicate, duplicate.destroyed_at is None, Decimal(duplicate.spend_usd) > 0) == (

@@ -180,7 +180,7 @@ def test_two_instances_with_one_mark_get_two_lines_and_both_are_charged(
     line, first, second = note_twins(home, world, tmp_path)
     world.pass_time(3600)
     if is_looked_at:
-        assert any("both are billing" in problem for problem in refresh(home))
+        assert any("both are being billed" in problem for problem in refresh(home))
         assert [each.instance_id for each in home.ledger.lines(RUN)] == [first, second], (
             "the last line is the run's own"
         )
