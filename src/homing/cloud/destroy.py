@@ -231,7 +231,7 @@ def _page(home: Home, line: LedgerLine) -> str:
     try:
         return home.provider_of(line).page
     except Exception:
-        return ""  # the error must be reported even if the provider cannot be opened here
+        return ""  # the error must be reported even if the provider cannot be used from this computer
 
 
 def _as_written(home: Home, lines: list[LedgerLine]) -> list[LedgerLine]:

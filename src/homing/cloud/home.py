@@ -68,7 +68,7 @@ class Home:
         return mark.startswith(owner_prefix(self.owner))
 
     def owner_in_ledger(self) -> str:
-        """Return the owner of the newest mark in the ledger, or "" if it has none.
+        """Return the owner id in the newest instance mark in the ledger, or "" if the ledger has no instances.
 
         Adopted marks do not count, because they belong to another $HOMING_HOME.
         """

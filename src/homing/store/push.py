@@ -54,7 +54,7 @@ class Pusher:
     run_name: str
     store: Store
     world: World
-    _pushed_as: dict[str, Stamp] = field(default_factory=dict)  # each live file's stamp at its last push
+    _pushed_as: dict[str, Stamp] = field(default_factory=dict)  # state of each file in use at its last push
     # Each verified checkpoint, with the stamp of its manifest. A new stamp shows that the run resumed from an older
     # checkpoint and saved the same step again.
     _verified: dict[Step, Stamp] = field(default_factory=dict)

@@ -79,7 +79,7 @@ class Worker:
             self._changed.notify_all()
 
     def compute(self, function: Callable[[], Made]) -> Future[Made]:
-        """Run a function in the generating thread, between two steps, and return its future result."""
+        """Run a function on the generating thread, between two steps, and return a Future for its result."""
         future: Future[Made] = Future()
 
         def call() -> None:

@@ -86,7 +86,8 @@ def generate(
 ) -> Continuation:
     """Load a model and return the continuation of the prompt, which is generated while the caller iterates over it.
 
-    The text ends before the first of the strings `stop`. `seed` replaces the seed of `sampling`; None picks one.
+    The text ends just before the first occurrence of any of the strings in `stop`. `seed` replaces the seed of
+    `sampling`; None picks one.
     """
     _check_prompt(prompt)
     model = open_model(run, verb="generate", checkpoint=checkpoint, phase=phase, device=device, base=base)

@@ -27,7 +27,7 @@ class StoppedWaiting(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Stopped:
-    """The stop request and, if the caller waited for the end, the state of the run."""
+    """The stop request and, if the caller waited for the run to end, its final state."""
 
     run: RunRow | Trained
     typed: str  # the name or id that selects the run in this folder

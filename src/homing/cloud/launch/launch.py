@@ -330,7 +330,7 @@ def _first_heartbeat(
 
     def is_there() -> bool:
         nonlocal num_quiet
-        # Query the provider first: if the agent has already exited, its heartbeat is in the store when that is read.
+        # Query the provider before reading the store: if the agent has exited, its last heartbeat is there by then.
         now = provider.describe(instance.id)
         try:
             heartbeat = read_reports(store, draft.run.id, line).heartbeat

@@ -86,7 +86,7 @@ class Timing:
         return self.arrive_s + self.start_s + work + self._finish_s(run) + _way_home_s(self.home_s, self.push_s)
 
     def parts(self, run: Run) -> list[tuple[str, float]]:
-        """Return the planned seconds by part: boot and start, each phase, and pushing results and ending billing."""
+        """Return the planned seconds of each part of the run: boot and startup, each phase, final push and shutdown."""
         phases = [(p.kind, self._steps_s(p, p.num_steps) + self._finish_phase_s(p)) for p in run.phases]
         way_home = ("home", _way_home_s(self.home_s, self.push_s))
         return [("boot and start", self.arrive_s + self.start_s), *phases, way_home]

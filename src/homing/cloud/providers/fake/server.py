@@ -228,7 +228,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-guard", action="store_true", help="simulate a cloud that has no spend guard")
     parser.add_argument(
-        "--settle-s", type=float, default=Settings.settle_s, help="how out of date the instance list may be, in seconds"
+        "--settle-s", type=float, default=Settings.settle_s, help="maximum age of the instance list, in seconds"
     )
     parser.add_argument(
         "--idle-s", type=float, default=IDLE_S, help="exit after this many seconds with no instances and no requests"

@@ -50,7 +50,7 @@ class Chunk:
 
 
 class _Pace:
-    """Limits how much text is read: the requested fraction of the total size of the files that have been opened."""
+    """Limits the text read to the requested fraction of the total size of the files opened so far."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._share = inputs.take_bytes / inputs.num_file_bytes if inputs.is_part else math.inf
