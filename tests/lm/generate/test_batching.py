@@ -21,7 +21,7 @@ from homing.sampling_settings import SamplingSettings
 GREEDY = SamplingSettings(temperature=0.0)
 
 
-class Heard:
+class Recorder:
     """Keeps what a text's listener is given; may leave after some tokens."""
 
     def __init__(self, *, leaves_after: int = 10**9, most: int = 10**9) -> None:
@@ -73,14 +73,14 @@ def test_texts_in_a_batch_are_those_generated_alone(name: str) -> None:
     requests = [
         TextRequest(prompt_of(3 + 11 * n, n), 5 + 7 * (n % 4), settings[n % 3], stop_ids=[n]) for n in range(12)
     ]
-    heard = [Heard() for _ in requests]
+    recorded = [Recorder() for _ in requests]
     batch = BatchGenerator(model, max_rows=5)
-    for number, (request, listener) in enumerate(zip(requests, heard, strict=True)):
+    for number, (request, listener) in enumerate(zip(requests, recorded, strict=True)):
         batch.add(request, listener)
         if number % 3 == 0:
             batch.step()
     run(batch)
-    for request, listener in zip(requests, heard, strict=True):
+    for request, listener in zip(requests, recorded, strict=True):
         alone = list(generate(
             model, request.prompt_ids, num_tokens=request.num_tokens, sampling=request.sampling,
             stop_ids=request.stop_ids,
@@ -97,29 +97,29 @@ def test_a_known_beginning_is_copied_and_changes_nothing(name: str) -> None:
     texts: dict[int, list[int]] = {who: system + prompt_of(5, 10 + who) for who in range(6)}
     for turn in range(4):
         for who in texts:
-            heard = Heard()
-            batch.add(TextRequest(texts[who], 6, GREEDY), heard)
+            recorded = Recorder()
+            batch.add(TextRequest(texts[who], 6, GREEDY), recorded)
             run(batch)
-            assert heard.ids == list(generate(model, texts[who], num_tokens=6, sampling=GREEDY)), (turn, who)
-            texts[who] = texts[who] + heard.ids + prompt_of(4, 100 * turn + who)
+            assert recorded.ids == list(generate(model, texts[who], num_tokens=6, sampling=GREEDY)), (turn, who)
+            texts[who] = texts[who] + recorded.ids + prompt_of(4, 100 * turn + who)
     # At least the system prompt is copied each time but the first; most turns find all of their conversation.
     assert batch.num_reused >= 23 * len(system)
 
 
 def test_several_answers_to_one_prompt_read_it_once() -> None:
     model, batch = built(), BatchGenerator(built(), max_rows=8)
-    prompt, heard = prompt_of(50, 3), [Heard() for _ in range(6)]
-    for number, listener in enumerate(heard):
+    prompt, recorded = prompt_of(50, 3), [Recorder() for _ in range(6)]
+    for number, listener in enumerate(recorded):
         batch.add(TextRequest(prompt, 10, SamplingSettings(seed=number)), listener)
     run(batch)
     assert batch.num_reused == 5 * (len(prompt) - 1)
-    for number, listener in enumerate(heard):
+    for number, listener in enumerate(recorded):
         assert listener.ids == list(generate(model, prompt, num_tokens=10, sampling=SamplingSettings(seed=number)))
 
 
 def test_a_text_nobody_wants_any_more_leaves_its_row_at_once() -> None:
     batch = BatchGenerator(built(), max_rows=2)
-    gone, stays, waits = Heard(leaves_after=3), Heard(), Heard()
+    gone, stays, waits = Recorder(leaves_after=3), Recorder(), Recorder()
     for listener in (gone, stays, waits):
         batch.add(TextRequest(prompt_of(9, 1), 20, GREEDY), listener)
     run(batch)
@@ -129,43 +129,43 @@ def test_a_text_nobody_wants_any_more_leaves_its_row_at_once() -> None:
 
 
 def test_a_listener_can_end_its_text() -> None:
-    batch, heard = BatchGenerator(built()), Heard(most=4)
-    batch.add(TextRequest(prompt_of(5, 1), 20, GREEDY), heard)
+    batch, recorded = BatchGenerator(built()), Recorder(most=4)
+    batch.add(TextRequest(prompt_of(5, 1), 20, GREEDY), recorded)
     run(batch)
-    assert len(heard.ids) == 4
-    assert heard.is_stopped is True
+    assert len(recorded.ids) == 4
+    assert recorded.is_stopped is True
 
 
 def test_texts_come_and_go_in_any_order() -> None:
     model, source = built(), random.Random(7)
     batch = BatchGenerator(model, max_rows=6)
-    known: list[tuple[TextRequest, Heard]] = []
+    known: list[tuple[TextRequest, Recorder]] = []
     bases = [prompt_of(60, seed) for seed in range(3)]
     for round_ in range(80):
         if source.random() < 0.5:
             prompt = source.choice(bases)[: source.randint(1, 60)] + prompt_of(source.randint(0, 9), round_)
             leaves = source.choice([10**9, 10**9, source.randint(0, 5)])
-            known.append((TextRequest(prompt, source.randint(1, 30), GREEDY), Heard(leaves_after=leaves)))
+            known.append((TextRequest(prompt, source.randint(1, 30), GREEDY), Recorder(leaves_after=leaves)))
             batch.add(*known[-1])
         batch.step()
     run(batch)
-    for request, heard in known:
+    for request, recorded in known:
         alone = list(generate(model, request.prompt_ids, num_tokens=request.num_tokens, sampling=GREEDY))
-        assert heard.ids == alone[: len(heard.ids)]
-        assert heard.is_stopped is False or len(heard.ids) == heard._leaves_after
+        assert recorded.ids == alone[: len(recorded.ids)]
+        assert recorded.is_stopped is False or len(recorded.ids) == recorded._leaves_after
 
 
 @pytest.mark.parametrize("name", ["qwen3, two heads for one", "swift"])
 def test_logprobs_are_those_of_the_plain_model(name: str) -> None:
-    model, heard = built(**MODELS[name]), Heard()
+    model, recorded = built(**MODELS[name]), Recorder()
     prompt = prompt_of(30, 2)
     batch = BatchGenerator(model)
-    batch.add(TextRequest(prompt, 5, SamplingSettings(seed=1), num_logprobs=3, scores_prompt=True), heard)
+    batch.add(TextRequest(prompt, 5, SamplingSettings(seed=1), num_logprobs=3, scores_prompt=True), recorded)
     run(batch)
-    ids = [*prompt, *heard.ids]
+    ids = [*prompt, *recorded.ids]
     with torch.no_grad():
         logs = torch.log_softmax(model(torch.tensor([ids]))[0], dim=-1)
-    found = [*heard.prompt, *heard.picks]
+    found = [*recorded.prompt, *recorded.picks]
     assert [each.id for each in found] == ids[1:]
     for place, each in enumerate(found):
         assert each.logprob == pytest.approx(float(logs[place, each.id]), abs=1e-4)
@@ -173,17 +173,17 @@ def test_logprobs_are_those_of_the_plain_model(name: str) -> None:
 
 
 def test_a_prompt_can_be_scored_without_generating() -> None:
-    batch, heard = BatchGenerator(built()), Heard()
-    batch.add(TextRequest(prompt_of(8, 1), 0, GREEDY, num_logprobs=0, scores_prompt=True), heard)
+    batch, recorded = BatchGenerator(built()), Recorder()
+    batch.add(TextRequest(prompt_of(8, 1), 0, GREEDY, num_logprobs=0, scores_prompt=True), recorded)
     run(batch)
-    assert len(heard.prompt) == 7
-    assert heard.ids == []
-    assert heard.is_stopped is False
+    assert len(recorded.prompt) == 7
+    assert recorded.ids == []
+    assert recorded.is_stopped is False
 
 
 def test_a_failing_step_fails_its_texts_and_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model = built()
-    batch, first, second = BatchGenerator(model), Heard(), Heard()
+    batch, first, second = BatchGenerator(model), Recorder(), Recorder()
     batch.add(TextRequest(prompt_of(5, 1), 20, GREEDY), first)
     batch.step()
     with monkeypatch.context() as patched:
@@ -207,7 +207,7 @@ def test_a_failing_step_fails_its_texts_and_no_later_one(monkeypatch: pytest.Mon
 )
 def test_impossible_requests_are_refused(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError) as caught:
-        BatchGenerator(built()).add(TextRequest(**({"prompt_ids": [1], "num_tokens": 4} | changes)), Heard())
+        BatchGenerator(built()).add(TextRequest(**({"prompt_ids": [1], "num_tokens": 4} | changes)), Recorder())
     assert named in caught.value.why
 
 
@@ -228,7 +228,7 @@ class Broken:
 
 def test_a_constraint_that_fails_ends_its_own_text_alone() -> None:
     model = built()
-    batch, broken, others = BatchGenerator(model), Heard(), [Heard() for _ in range(3)]
+    batch, broken, others = BatchGenerator(model), Recorder(), [Recorder() for _ in range(3)]
     batch.add(TextRequest(prompt_of(5, 1), 20, GREEDY, constraint=Broken(4)), broken)
     for listener in others:
         batch.add(TextRequest(prompt_of(5, 1), 20, GREEDY), listener)
@@ -247,14 +247,14 @@ def test_without_memory_for_more_rows_the_others_wait(monkeypatch: pytest.Monkey
         return RowCache(*given, batch=batch, **settings)
 
     monkeypatch.setattr(batching, "RowCache", limited)
-    model, heard, notices = built(), [Heard() for _ in range(9)], list[str]()
+    model, recorded, notices = built(), [Recorder() for _ in range(9)], list[str]()
     batch = BatchGenerator(model, notify=notices.append)
-    for number, listener in enumerate(heard):
+    for number, listener in enumerate(recorded):
         batch.add(TextRequest(prompt_of(5, number), 8, GREEDY), listener)
     run(batch)
     if most_rows:
-        assert all(len(listener.ids) == 8 for listener in heard)
+        assert all(len(listener.ids) == 8 for listener in recorded)
         assert batch.max_rows == 4
         assert "memory for 4 texts" in notices[0]
     else:
-        assert all("out of memory" in str(listener.error) for listener in heard)
+        assert all("out of memory" in str(listener.error) for listener in recorded)

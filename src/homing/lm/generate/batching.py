@@ -1,4 +1,4 @@
-"""Generates many texts at once (continuous batching): texts join and leave while the others go on.
+"""Generates many texts at once (continuous batching): texts join and leave while the others continue.
 
     add(text) -> waiting -> [ a free row, with the longest known beginning of the prompt copied from any row ]
               -> the rest of the prompt, in chunks -> first token
@@ -108,7 +108,7 @@ class BatchGenerator:
 
     def __init__(self, model: Decoder, *, max_rows: int = 64, notify: Callable[[str], None] = warn) -> None:
         self._model, self._notify = model, notify
-        # One place more than the context, where rows without a text write what nobody reads.
+        # One place more than the context, where rows without a text write what is never read.
         self._capacity = room_for(model.shape.context + 1)
         self.max_rows = max(1, min(max_rows, _rows_in_memory(model, self._capacity)))
         self._rows: list[_Row] = []
@@ -155,7 +155,7 @@ class BatchGenerator:
             self._read_prompts()
             self._drop_unwanted()
             self._decode()
-        except Exception as error:  # such as out of memory: no text can go on, but later ones may
+        except Exception as error:  # such as out of memory: no text can continue, but later ones may
             texts = [row.text for row in self._rows if row.text is not None]
             for text in texts:
                 text.listener.failed(error.with_traceback(None))  # the traceback would keep tensors in memory
@@ -212,7 +212,7 @@ class BatchGenerator:
         low = [row for row in self._rows[:wanted] if row.text is None]
         row = min(low, key=lambda each: each.used_at)
         if num_shared and donor in low and num_shared * 2 >= len(donor.ids):
-            row = donor  # the same conversation goes on in its own row
+            row = donor  # the same conversation continues in its own row
         elif row.ids and row is not donor:
             self._keep(row, spare=donor)
         if num_shared and donor is not row:
