@@ -71,7 +71,7 @@ def test_a_volume_that_bills_with_no_instance_left_is_no_nothing(
     said = cli("runs")
     assert volume in said.out
     assert "Nothing is billing" not in said.err
-    assert "other resource billing" in said.err
+    assert "other resource billed at" in said.err
     (thing,) = cli("runs", "--json").json["things"]
     assert (thing["provider"], thing["id"]) == ("runpod", volume)
     assert float(thing["rate_usd_per_hour"]) > 0.05

@@ -144,4 +144,4 @@ def test_doctor_and_rehearse_take_them_for_not_prepared(here: Path, homing: Type
     (here / "texts/b.txt").write_text(lines(3))
     assert load_run("cat").is_prepared
     _, out, said = homing("doctor", "cat")
-    assert "is not prepared yet" in out + said
+    assert "has not been prepared yet" in out + said

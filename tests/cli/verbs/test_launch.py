@@ -279,7 +279,7 @@ def test_an_interrupt_without_a_confirmed_end_names_what_bills_and_the_command(
     assert said.code == 6, said.err
     (line,) = Home(homing_home, World()).ledger.lines()
     assert f"{line.instance_id} at $0.36/h" in said.err
-    assert f"fix Destroy it: homing destroy {line.run_id}" in said.err
+    assert f"fix homing destroy {line.run_id}" in said.err
     assert cli("destroy", "moss", "--yes").code == 0
 
 

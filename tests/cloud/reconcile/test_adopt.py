@@ -295,7 +295,7 @@ def test_adoption_gives_no_access_to_other_instances_of_the_previous_home(
     refresh(other)
     assert [each.mark for each in other.ledger.lines()] == [line.mark]
     stranger = dataclasses.replace(line, mark=private.instance.mark)
-    with pytest.raises(ProviderRefused, match="not adopted"):
+    with pytest.raises(ProviderRefused, match="has not been adopted"):
         other.provider_of(stranger)
 
 
