@@ -281,7 +281,9 @@ class BatchGenerator:
         part = list(request.prompt_ids[start : start + most])
         number = self._rows.index(row)
         before = row.ids[-1:] if start else []
-        view = self._cache.row(number, start, model.embedding_for_next(before) if before else None)
+        view = self._cache.row(
+            number, start, model.embedding_for_next(torch.tensor([before], device=model.device)) if before else None
+        )
         ids_BT = torch.tensor([part], device=model.device)
         if request.scores_prompt:
             logits_TV = model(ids_BT, cache=view)[0]

@@ -12,7 +12,7 @@ Shapes: B batch, T positions, D width, V vocabulary, P vocabulary with padding r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -142,14 +142,13 @@ class Decoder(nn.Module):
         """Return the final hidden states (B, T, D), from which the head computes logits."""
         return self._hidden(ids_BT, None, None, None)
 
-    def embedding_for_next(self, ids: Sequence[int]) -> Tensor | None:
+    def embedding_for_next(self, ids_B1: Tensor) -> Tensor | None:
         """Return what a cache must hold of the last token (B, 1, D) when its keys were copied; None for `stock`.
 
-        `swift` adds a part of each token's embedding to that of the next token. `ids` has one token per row.
+        `swift` adds a part of each token's embedding to that of the next token. `ids_B1` has one token per row.
         """
         if not isinstance(self.model, SwiftStack):
             return None
-        ids_B1 = torch.tensor(ids, device=self.device).unsqueeze(1)
         x_B1D = look_up(ids_B1, self.model.embed_tokens.weight, self.compute_dtype)
         return F.rms_norm(x_B1D, x_B1D.shape[-1:], eps=self.shape.norm_eps)
 

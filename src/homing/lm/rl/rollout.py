@@ -30,7 +30,6 @@ from homing.lm.decoding_step import Steps, room_for
 from homing.lm.device import free_memory
 from homing.lm.model import Decoder, lora
 from homing.lm.model.attention import RowCache
-from homing.lm.model.layers import look_up
 from homing.lm.model.swift import SwiftStack
 from homing.lm.rl.calculator import Calculator
 from homing.lm.rl.named_random import pick_rows
@@ -253,8 +252,8 @@ class _Rows:
 def _embedded_before_last(model: Decoder, ids_PT: Tensor, lengths: list[int], repeats: int) -> Tensor:
     """Return the embeddings of the prompts' second-to-last tokens; `swift` adds part of them to the last tokens'."""
     before = torch.tensor([[max(0, length - 2)] for length in lengths], device=ids_PT.device)
-    x_P1D = look_up(ids_PT.gather(1, before), model.model.embed_tokens.weight, model.compute_dtype)
-    x_P1D = nn.functional.rms_norm(x_P1D, x_P1D.shape[-1:], eps=model.shape.norm_eps)
+    x_P1D = model.embedding_for_next(ids_PT.gather(1, before))
+    assert x_P1D is not None, "only swift keeps the embedding of the last token"
     has_before = torch.tensor([length > 1 for length in lengths], device=ids_PT.device).view(-1, 1, 1)
     return (x_P1D * has_before).repeat_interleave(repeats, dim=0)
 
