@@ -64,6 +64,8 @@ DATA_FILES = frozenset(
         "cloud/plan/measured.json",
         "cloud/providers/aws/prepare.sh",
         "cloud/machine_setup/startup.sh",
+        "page_assets/shared.js",
+        "page_assets/style.css",
         "presets/1b.yaml",
         "presets/2b.yaml",
         "presets/4b.yaml",
