@@ -137,7 +137,9 @@ def comments(source: str) -> Iterator[tuple[str, str, int]]:
 
 
 def sentences(page: str) -> Iterator[tuple[str, int]]:
-    """Yield the sentences of a Markdown page, without its code blocks, tables, headings and link targets."""
+    """Yield the sentences of a Markdown page, without its code blocks, tables, headings, link targets and settings."""
+    # Keep the line numbers when leaving out the settings at the top of a page.
+    page = re.sub(r"\A---\n.*?\n---\n", lambda found: "\n" * found[0].count("\n"), page, flags=re.DOTALL)
     is_code = False
     paragraph: list[str] = []
     start = 1
@@ -151,7 +153,7 @@ def sentences(page: str) -> Iterator[tuple[str, int]]:
             start = start if paragraph else number
             paragraph.append(line.strip())
             continue
-        whole = re.sub(r"\]\([^)]*\)", "]", " ".join(paragraph))
+        whole = re.sub(r"\]\([^)]*\)(\{[^}]*\})?", "]", " ".join(paragraph))
         for sentence in re.split(r"(?<=[.!?]) (?=[A-Z`])", whole):
             if len(sentence.split()) >= MIN_WORDS:
                 yield sentence, start

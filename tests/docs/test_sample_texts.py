@@ -56,3 +56,8 @@ def test_an_error_is_shown_as_the_three_lines_of_the_terminal(sampler: Any) -> N
     [(kind, text, _)] = sampler.code_texts(tree)
     assert kind == "error"
     assert text == "error: Invalid port: {...}.\nwhy A port is 1 to 65535.\nfix homing forward RUN 1"
+
+
+def test_the_settings_of_a_page_and_of_a_link_are_not_sentences(sampler: Any) -> None:
+    page = "---\ntitle: one two three four five\n---\n\n[Read how to install it now](a.md){ .md-button }\n"
+    assert list(sampler.sentences(page)) == [("[Read how to install it now]", 5)]
