@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homing.trackers.follower import FolderSource, Follower
-from homing.trackers.sink_interface import What
+from homing.trackers.sinks import What
 from homing.wire import codec, file_names
 from homing.wire.event_lines import Metric, Outcome
 from homing.world import World

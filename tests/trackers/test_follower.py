@@ -13,8 +13,7 @@ from tests.trackers.conftest import end, metric, write
 from homing.errors import MissingExtra, UsageError
 from homing.pip_command import pip_install
 from homing.trackers.follower import Follower, Following, StoreSource, is_following, start
-from homing.trackers.sink_interface import What, check_tracker, values_of
-from homing.trackers.sinks import check_uri, mode_of
+from homing.trackers.sinks import What, check_tracker, check_uri, mode_of, values_of
 from homing.wire.event_lines import Metric
 from homing.world import World
 
@@ -145,7 +144,7 @@ def test_values_are_sent_by_name_and_missing_ones_are_left_out() -> None:
 def test_an_unknown_or_absent_tracker_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="Unknown tracker: 'comet'"):
         check_tracker("comet", verb="launch")
-    monkeypatch.setattr("homing.trackers.sink_interface.find_spec", lambda name: None)
+    monkeypatch.setattr("homing.trackers.sinks.find_spec", lambda name: None)
     with pytest.raises(MissingExtra) as caught:
         check_tracker("wandb", verb="launch")
     assert pip_install("trackers") in caught.value.fix

@@ -9,8 +9,7 @@ from typing import Any
 
 from homing.api import notices
 from homing.trackers.follower import Following, start
-from homing.trackers.sink_interface import check_tracker
-from homing.trackers.sinks import URI_ENV, check_uri, mode_of
+from homing.trackers.sinks import URI_ENV, check_tracker, check_uri, mode_of
 from homing.wire.run_json import Run
 from homing.world import World
 

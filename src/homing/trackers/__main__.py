@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from homing.trackers.follower import EVERY_S, FolderSource, Follower, Following, Source, StoreSource
-from homing.trackers.sink_interface import What
+from homing.trackers.sinks import What
 from homing.world import World
 
 __all__ = ["main"]

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from homing.store import open_store, run_key
-from homing.trackers.sink_interface import Sink, What, open_sink
+from homing.trackers.sinks import Sink, What, open_sink
 from homing.wire import codec, file_names
 from homing.wire.codec import WireError
 from homing.wire.event_lines import Metric, Outcome

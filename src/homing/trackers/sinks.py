@@ -1,27 +1,83 @@
 """One sink per tracker: MLflow, TensorBoard, trackio, Weights & Biases. Each loads its package when it is opened.
 
+    open -> log each metric -> rewind after a rollback -> flush -> close
+
 MLflow        a local folder, or a server reached through an SSH tunnel; other addresses are rejected
 TensorBoard   event files, written by tensorboard's own writer; loads neither torch nor tensorflow
 trackio       a local SQLite file, opened with `trackio show --project homing`; no server, no account
 W&B           records offline if there is no key; `wandb sync` uploads the records later. The step is a separate metric
               (`PHASE/step`), because W&B's own step can only increase, and a run that rolls back logs some steps again
+
+A sink raises whatever its package raises. The follower catches the exception, reopens the sink and sends the metrics
+again. Therefore, sending the same metric twice must be as harmless as plotting a point twice.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import importlib
 import os
-from typing import Any
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from homing.api_address import check_address
-from homing.errors import UsageError
-from homing.trackers.sink_interface import What, values_of
+from homing.errors import MissingExtra, UsageError
 from homing.wire.event_lines import Metric
 
-__all__ = ["ToMlflow", "ToTensorBoard", "ToTrackio", "ToWandb", "check_uri", "mode_of", "uri_of"]
+__all__ = [
+    "TRACKERS",
+    "Sink",
+    "ToMlflow",
+    "ToTensorBoard",
+    "ToTrackio",
+    "ToWandb",
+    "What",
+    "check_tracker",
+    "check_uri",
+    "mode_of",
+    "open_sink",
+    "uri_of",
+    "values_of",
+]
 
+
+@dataclass(frozen=True)
+class What:
+    """What a sink needs to know about the run that it tracks."""
+
+    run_id: str
+    name: str
+    folder: Path  # folder in which a tracker may keep its own files
+    project: str = "homing"
+    config: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
+
+
+class Sink(Protocol):
+    def __init__(self, what: What) -> None: ...
+
+    def log(self, metric: Metric) -> None: ...
+
+    # called after training rolled back to an earlier step; everything from this metric's step on will be logged again
+    def rewind(self, metric: Metric) -> None: ...
+
+    def flush(self) -> None: ...  # blocks until no logged value would be lost if this process crashed
+
+    def close(self, state: str) -> None: ...  # done | failed | stopped, or "" if the run may continue
+
+
+def values_of(metric: Metric) -> dict[str, float]:
+    """Return a metric's values by name, without missing values and without phase, step and time."""
+    found = dataclasses.asdict(metric)
+    found.update(found.pop("more"))  # add the values specific to this phase
+    return {name: float(value) for name, value in found.items() if name not in _PLACE and value is not None}
+
+
+_PLACE = ("t", "phase", "step")
 URI_ENV = "MLFLOW_TRACKING_URI"
 _TAG = "homing.run"
 _BATCH = 900  # number of metrics per call; MLflow allows at most 1000
@@ -204,3 +260,28 @@ class ToWandb:
 
     def close(self, state: str) -> None:
         self._run.finish(exit_code=1 if state == "failed" else 0)
+
+
+# name -> (sink, the package that must be installed)
+TRACKERS: dict[str, tuple[type[Sink], str]] = {
+    "mlflow": (ToMlflow, "mlflow"),
+    "tensorboard": (ToTensorBoard, "tensorboard"),
+    "trackio": (ToTrackio, "trackio"),
+    "wandb": (ToWandb, "wandb"),
+}
+
+
+def open_sink(name: str, what: What) -> Sink:
+    return TRACKERS[name][0](what)
+
+
+def check_tracker(name: str, *, verb: str) -> None:
+    """Raise UsageError if the tracker is unknown, or MissingExtra if its package is not installed."""
+    if name not in TRACKERS:
+        raise UsageError(
+            what=f"Unknown tracker: {name!r}.",
+            why=f"Known trackers: {', '.join(TRACKERS)}.",
+            fix="Use --tracker tensorboard",
+        )
+    if find_spec(TRACKERS[name][1]) is None:
+        raise MissingExtra(f"{verb} --tracker {name}", "trackers", TRACKERS[name][1])

@@ -13,7 +13,7 @@ from homing.api.tracking import begin, following
 from homing.cloud.home import Home
 from homing.errors import UsageError
 from homing.trackers.follower import FolderSource, Follower, Following, Source, StoreSource, is_following
-from homing.trackers.sink_interface import What, check_tracker
+from homing.trackers.sinks import What, check_tracker
 
 __all__ = ["Curves", "write_curves"]
 
