@@ -9,7 +9,7 @@ import pytest
 from tests.cli.lost_rig import NEW
 
 from homing.cloud.home import Home
-from homing.doctor.home_state import check_privacy
+from homing.doctor.run_checks import check_privacy
 from homing.doctor.subject import Examined
 from homing.world import World
 

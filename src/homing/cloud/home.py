@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, cast
 from homing.cloud.ledger.ledger import UNDONE, Ledger, LedgerLine, RunRow
 from homing.cloud.ledger.mark import OWNER, owner_in, owner_of, owner_prefix, shown_mark
 from homing.cloud.providers.base import Configurable, Provider
-from homing.cloud.providers.hide_unadopted import AdoptedOnly
-from homing.cloud.providers.registry import HERE_ONLY, open_provider
+from homing.cloud.providers.registry import HERE_ONLY, AdoptedOnly, open_provider
 from homing.errors import ProviderRefused
 from homing.store import Store, open_store
 from homing.wire import codec, file_names

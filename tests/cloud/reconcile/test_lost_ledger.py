@@ -13,7 +13,7 @@ from homing.cloud.launch.launch import launch
 from homing.cloud.ledger.ledger import Adopted, LedgerLine, RunRow
 from homing.cloud.reconcile.lost_ledger import unknown_runs, what_is_lost
 from homing.cloud.reconcile.reconcile import refresh
-from homing.doctor.home_state import check_owner
+from homing.doctor.run_checks import check_owner
 from homing.doctor.subject import Examined
 from homing.wire import codec, file_names
 from homing.world import World

@@ -13,7 +13,7 @@ from tests.config.weights.test_open_weights import documents
 from tests.config.weights.test_open_weights import write as write_open_weights
 
 from homing.config.load import Loaded
-from homing.config.weights.adapter_base import find_adapter_base
+from homing.config.resolve.phase_weights import find_adapter_base
 from homing.config.weights.open_weights import INDEX
 from homing.errors import DataError, Mistake
 from homing.hf_config import config_of
