@@ -123,8 +123,7 @@ def measure_chats(chats: list[str], vocab_size: int) -> Chats:
 def _sizes(chats: list[str]) -> Iterator[tuple[int, int]]:
     """Yield the number of turns and bytes of each valid conversation. `data check` explains why others are invalid."""
     from homing.find_source_files import find_chat_files
-    from homing.lm.data.chat.formats import to_messages, which_form
-    from homing.lm.data.chat.messages import Fault
+    from homing.lm.data.chat.messages import Fault, to_messages, which_form
     from homing.lm.data.chat.read_rows import values_of
     from homing.lm.data.chat.rules import check
     from homing.lm.data.text.read_bytes import Reading

@@ -27,10 +27,9 @@ from homing.lm.evals.eval_result import Measured, Score, joint_sha256, share
 from homing.lm.evals.task_file import Item, Open, TaskFile
 from homing.lm.model import Decoder
 from homing.lm.rl.calculator import Calculator
-from homing.lm.rl.check_answer import is_right_number, is_right_text
 from homing.lm.rl.named_random import draws, source
 from homing.lm.rl.prompter import chatml
-from homing.lm.rl.questions import is_held_out
+from homing.lm.rl.questions import is_held_out, is_right_number, is_right_text
 from homing.lm.rl.rl_metrics import pass_at_k
 from homing.lm.rl.rollout import Sample, Sampler
 from homing.lm.rl.tasks import JUDGES, MAKERS

@@ -24,7 +24,7 @@ from homing.lm.data.chat.messages import Fault
 from homing.lm.data.chat.read_rows import values_of
 from homing.lm.data.shards.read_shards import file_sha256
 from homing.lm.data.text.read_bytes import Reading
-from homing.lm.rl.check_answer import ANSWER_MARK, final_number
+from homing.lm.rl.questions import ANSWER_MARK, final_number
 
 __all__ = ["Choice", "Item", "Open", "TaskFile", "read_task"]
 

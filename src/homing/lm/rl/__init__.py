@@ -1,7 +1,7 @@
 """Reinforcement learning with verifiable rewards: prompts -> samples -> rewards -> advantages -> weighted targets.
 
-    questions    questions from files, or generated, and their order
-    tasks        the tasks of a phase, and rewards for samples: `check_answer`, or a custom `reward`
+    questions    questions from files, or generated, their order, and whether an answer is right
+    tasks        the tasks of a phase, and rewards for samples: a built-in rule, or a custom `reward`
     rollout      all samples of a step in one batch, with a KV cache: `named_random`, `calculator`
     grpo         samples -> training rows; rewards -> loss weights of tokens
     rl_metrics   metrics of each step, and detection of a collapse

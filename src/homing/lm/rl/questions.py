@@ -1,4 +1,4 @@
-"""Provides the questions of an rl phase, read from files (by the rules of `homing.rl_question_files`) or generated.
+"""Provides the questions of an rl phase, read from files (`homing.rl_question_files`) or generated, and grades answers.
 
 Arithmetic and spelling questions are generated, as many as needed. The same seed gives the same questions. Difficulty:
 
@@ -7,14 +7,21 @@ Arithmetic and spelling questions are generated, as many as needed. The same see
     spelling     1 words of 3 letters   2 of 4-5 letters   3 of 6-7 letters
                  4 and 5 longer words; half of the questions ask how often a letter occurs in the word
 
-A tenth of all questions, chosen by hash, is never used in training (`is_held_out`).
+A tenth of all questions, chosen by hash, is never used in training (`is_held_out`). A completion is right or wrong:
+
+    number   compare the number after the last ####, else the last number, by value: 1,000 and $1000.00 are equal
+    letters  compare the individual letters in order
+    text     compare as a number if the answer is a number, else compare words; if the answer contains no words (such
+             as an emoji or +), the completion must match it exactly
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +31,21 @@ from homing.lm.rl.calculator import compute
 from homing.lm.rl.named_random import source
 from homing.lm.rl.prompter import Prompter
 from homing.lm.tokenizer import Tokenizer
-from homing.rl_question_files import NO_LINES, Entry, read_entries, shorten_problems
+from homing.rl_question_files import ANSWER_MARK, NO_LINES, Entry, read_entries, shorten_problems
 
-__all__ = ["Order", "Question", "arithmetic", "is_held_out", "read_questions", "spelling"]
+__all__ = [
+    "ANSWER_MARK",
+    "Order",
+    "Question",
+    "arithmetic",
+    "final_number",
+    "is_held_out",
+    "is_right_letters",
+    "is_right_number",
+    "is_right_text",
+    "read_questions",
+    "spelling",
+]
 
 _HELD_OUT_OF = 10  # one out of this many questions is held out
 
@@ -174,3 +193,46 @@ def _quotas(weights: Sequence[float]) -> list[int]:
             fix="Increase its weight, or remove the task.",
         )
     return quotas
+
+
+_NUMBER = re.compile(r"[-\u2212]?\$?\d[\d,]*(?:\.\d+)?|[-\u2212]?\$?\.\d+")
+
+
+def is_right_number(completion: str, answer: str) -> bool:
+    said, wanted = final_number(completion), final_number(answer)
+    return said is not None and said == wanted
+
+
+def is_right_letters(completion: str, answer: str) -> bool:
+    """Return whether the answer's letters are spelled out: `c-a-t`, `C A T` and `c, a, t` spell cat; `cat` does not."""
+    return re.findall(r"(?<![^\W\d_])[^\W\d_](?![^\W\d_])", completion.lower()) == answer.lower().split()
+
+
+def is_right_text(completion: str, answer: str) -> bool:
+    if _is_number(answer):
+        return is_right_number(completion, answer)
+    words = _words(answer)
+    if not words:  # otherwise every completion that has no words would be graded as right
+        return bool(answer.strip()) and completion.split() == answer.split()
+    return _words(completion) == words
+
+
+def final_number(text: str) -> Decimal | None:
+    _, mark, after = text.rpartition(ANSWER_MARK)
+    found = _NUMBER.findall(after if mark else text)
+    if not found:
+        return None
+    # The answer is the first number after the #### marker; ignore the rest of the text.
+    written = found[0] if mark else found[-1]
+    try:
+        return Decimal(written.replace(",", "").replace("$", "").replace("\u2212", "-"))
+    except InvalidOperation:
+        return None
+
+
+def _is_number(text: str) -> bool:
+    return _NUMBER.fullmatch(text.strip()) is not None
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())

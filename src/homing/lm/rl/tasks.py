@@ -17,10 +17,18 @@ import numpy as np
 
 from homing.errors import DataError, UsageError
 from homing.lm.rl.calculator import Calculator
-from homing.lm.rl.check_answer import is_right_letters, is_right_number, is_right_text
 from homing.lm.rl.named_random import source
 from homing.lm.rl.prompter import Prompter
-from homing.lm.rl.questions import Question, arithmetic, is_held_out, read_questions, spelling
+from homing.lm.rl.questions import (
+    Question,
+    arithmetic,
+    is_held_out,
+    is_right_letters,
+    is_right_number,
+    is_right_text,
+    read_questions,
+    spelling,
+)
 from homing.lm.rl.rollout import Sample
 from homing.lm.rl.user_reward import OwnReward
 from homing.lm.tokenizer import Tokenizer

@@ -9,8 +9,7 @@ import pytest
 from tests.lm.data.chat.kit import make_tokenizer
 
 from homing.lm.data.chat.chat_settings import open_renderer
-from homing.lm.data.chat.formats import to_messages, which_form
-from homing.lm.data.chat.messages import Conversation
+from homing.lm.data.chat.messages import Conversation, to_messages, which_form
 from homing.lm.data.chat.rules import check
 from homing.lm.tokenizer import load_tokenizer
 

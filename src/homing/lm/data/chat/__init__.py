@@ -1,7 +1,7 @@
 """Prepares conversations as token shards with a loss mask. Runs on the user's machine; the trainer reads the result.
 
     read_rows       a file, compressed or plain    -> numbered JSON values
-    formats         a value in any of five forms   -> a conversation
+    messages        a value in any of five forms   -> a conversation
     rules           a conversation                 -> the normalized conversation, or the fault found in it
     template        Jinja, in a sandbox            -> the text that a model reads
     render          conversation + template        -> ids and mask; text that looks like a marker stays text

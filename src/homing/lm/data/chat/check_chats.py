@@ -18,8 +18,7 @@ from typing import Any
 
 from homing.errors import DataError
 from homing.find_source_files import Source
-from homing.lm.data.chat.formats import to_messages, unused_fields, which_form
-from homing.lm.data.chat.messages import Conversation, Fault
+from homing.lm.data.chat.messages import Conversation, Fault, to_messages, unused_fields, which_form
 from homing.lm.data.chat.read_rows import BrokenFile, Line, values_of
 from homing.lm.data.chat.render import Example, Renderer
 from homing.lm.data.chat.rules import check, drop_unanswered

@@ -13,8 +13,7 @@ import json
 import re
 from typing import Any
 
-from homing.lm.data.chat.formats import Raw
-from homing.lm.data.chat.messages import ROLES, Conversation, Fault, Message
+from homing.lm.data.chat.messages import ROLES, Conversation, Fault, Message, Raw
 
 __all__ = ["check", "drop_unanswered"]
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from homing.lm.rl.calculator import compute
-from homing.lm.rl.check_answer import is_right_letters, is_right_number, is_right_text
+from homing.lm.rl.questions import is_right_letters, is_right_number, is_right_text
 
 
 @pytest.mark.parametrize(
