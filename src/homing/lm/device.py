@@ -1,16 +1,20 @@
-"""Selects the device and the precision, and looks up the peak speed of the device.
+"""Selects the device and the precision, looks up the peak speed of the device, and measures free host memory.
 
     pick_device("auto")  ->  cuda, else mps, else cpu; an error if a specific device was requested but is not available
     pick_precision       ->  bf16 if the GPU supports it, else fp32; master weights are fp32 in either case
     peak_flops           ->  the dense bf16 peak of the GPU, or None if unknown (then there is no MFU)
 
-Only `auto` chooses a device or precision; there is no silent fallback.
+    free_host_bytes      ->  host memory left for copies of GPU state and for offloaded optimizer state
+
+Only `auto` chooses a device or precision; there is no silent fallback. Inside a container, the cgroup's memory limit
+applies, because the figures for the whole machine are too high.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib.util
+from pathlib import Path
 
 import torch
 
@@ -20,6 +24,7 @@ from homing.gpus import find_gpu
 __all__ = [
     "DEVICES",
     "describe_device",
+    "free_host_bytes",
     "free_memory",
     "has_fp8",
     "is_compile_worthwhile",
@@ -30,6 +35,15 @@ __all__ = [
 ]
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
+_MEMINFO = Path("/proc/meminfo")
+# files with the memory limit and the memory usage of a container, for cgroups v2 and v1
+_CGROUPS = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+)
 
 
 def pick_device(wanted: str = "auto") -> torch.device:
@@ -146,3 +160,31 @@ def describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device.type} ({torch.cuda.get_device_name(device)})"
     return "mps (Apple GPU)" if device.type == "mps" else "cpu"
+
+
+def free_host_bytes() -> int | None:
+    """Return how many bytes of host memory are free, or None if that cannot be determined."""
+    found = [_of_machine(), *(_of_container(limit, used) for limit, used in _CGROUPS)]
+    return min((free for free in found if free is not None), default=None)
+
+
+def _of_machine() -> int | None:
+    try:
+        lines = _MEMINFO.read_text(encoding="ascii").splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        return None
+
+
+def _of_container(limit: Path, used: Path) -> int | None:
+    """Return the memory left under the cgroup limit.
+
+    The cgroup's usage includes the file page cache, which the kernel can reclaim; memory.stat contains its size.
+    """
+    try:
+        most = int(limit.read_text(encoding="ascii"))  # `max` (no limit) raises ValueError
+        given_up = [line.split()[1] for line in (used.parent / "memory.stat").read_text(encoding="ascii").splitlines()
+                    if line.split()[0] in ("inactive_file", "total_inactive_file")]  # fmt: skip
+        return most - int(used.read_text(encoding="ascii")) + max((int(number) for number in given_up), default=0)
+    except (OSError, ValueError, IndexError):
+        return None

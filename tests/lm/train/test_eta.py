@@ -21,7 +21,7 @@ from tiny import make_data, make_run
 from homing.lm.phases.pretrain import Pretrain
 from homing.lm.train import loop
 from homing.lm.train.checkpoints import checkpoint_files, manager
-from homing.lm.train.compute import read_loss_async
+from homing.lm.train.compute import engine
 from homing.lm.train.landing import Pace, Rates
 from homing.units import format_duration
 from homing.wire import codec, file_names
@@ -240,7 +240,7 @@ def test_the_eta_of_a_run_with_heavy_evaluations_is_what_really_passes(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    for module in (loop, read_loss_async, manager):
+    for module in (loop, engine, manager):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(Pretrain, "evaluate", clock.takes(8.0, Pretrain.evaluate))
     monkeypatch.setattr(loop._Phase, "step", clock.takes(1.0, loop._Phase.step))
@@ -263,7 +263,7 @@ def test_eta_after_20_steps_ignores_a_slow_start(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    for module in (loop, read_loss_async, manager):
+    for module in (loop, engine, manager):
         monkeypatch.setattr(module, "time", clock)
     slow, fast = clock.takes(9.0, loop._Phase.step), clock.takes(1.0, loop._Phase.step)
     monkeypatch.setattr(loop._Phase, "step", lambda phase, batch: (slow, fast)[phase.state.step > 5](phase, batch))

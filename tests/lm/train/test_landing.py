@@ -20,7 +20,7 @@ from tiny import make_data, make_run
 
 from homing.lm.train import apply_landing, loop, stop_requests
 from homing.lm.train.checkpoints import checkpoint_files, manager
-from homing.lm.train.compute import read_loss_async as figures_module
+from homing.lm.train.compute import engine
 from homing.lm.train.landing import Pace, Pilot, Rates
 from homing.lm.train.optim.schedule import Landing, lr_scale
 from homing.lm.train.stop_requests import ControlRequests
@@ -360,7 +360,7 @@ def test_a_time_limit_lands_too_with_a_whole_decay(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    for module in (loop, figures_module, manager, stop_requests, apply_landing):
+    for module in (loop, engine, manager, stop_requests, apply_landing):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(loop._Phase, "step", clock.takes(0.05, loop._Phase.step))
     requests = ControlRequests(tmp_path)

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from homing.errors import DataError, UsageError
-from homing.lm.device import describe_device, pick_precision
+from homing.lm.device import describe_device, free_host_bytes, pick_precision
 from homing.lm.generate.load_adapter import read_base_record
 from homing.lm.generate.load_model import read_card, verify_files
 from homing.lm.model import Decoder, lora
@@ -30,7 +30,6 @@ from homing.lm.model.open_weights import find_weights, read_tensors
 from homing.lm.phases import PhaseWork, Remembers, open_phase
 from homing.lm.train.checkpoints import checkpoint_files
 from homing.lm.train.compute.hardware_choices import what_else
-from homing.lm.train.compute.host_memory import free_bytes
 from homing.lm.train.open_session import Session
 from homing.lm.train.optim.offload import HostPlace, Place
 from homing.lm.train.optim.param_groups import Optimizer, build_optimizer, state_bytes
@@ -118,7 +117,7 @@ def _place(session: Session, phase: Phase, model: Decoder) -> Place:
         )
     ranks = session.ranks
     # Use the amount of free memory that the first rank measured before any rank allocated host memory.
-    needed, free = ranks.count * state_bytes(model, phase.optimizer), ranks.agree(free_bytes())
+    needed, free = ranks.count * state_bytes(model, phase.optimizer), ranks.agree(free_host_bytes())
     if free is not None and needed > _HOST_SHARE * free:
         raise FatalError(
             what=f"The optimizer state does not fit in host memory: it needs {format_bytes(needed)}, but only"

@@ -33,8 +33,7 @@ from homing.lm.train.checkpoints import checkpoint_files
 from homing.lm.train.checkpoints.checkpoint_files import TrainState
 from homing.lm.train.checkpoints.manager import CheckpointManager
 from homing.lm.train.compute.batch import Batch
-from homing.lm.train.compute.engine import Engine
-from homing.lm.train.compute.read_loss_async import Figures
+from homing.lm.train.compute.engine import Engine, Figures
 from homing.lm.train.distributed.ranks import Ranks, joined_ranks
 from homing.lm.train.landing import Pace
 from homing.lm.train.metrics import Journal, SilentJournal, finite

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from homing.lm import device as host_device
 from homing.lm.train.checkpoints import manager as snapshot_module
 from homing.lm.train.checkpoints.manager import Snapshot
-from homing.lm.train.compute import host_memory
 
 
 def test_a_snapshot_is_not_changed_by_what_follows() -> None:
@@ -35,7 +35,7 @@ def test_a_copy_larger_than_the_memory_has_no_room() -> None:
 
 def test_what_is_held_already_needs_no_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
     free = {"bytes": 2000}
-    monkeypatch.setattr(snapshot_module, "free_bytes", lambda: free["bytes"])
+    monkeypatch.setattr(snapshot_module, "free_host_bytes", lambda: free["bytes"])
     snapshot, small = Snapshot(), {"a": torch.zeros(100)}
     assert snapshot.has_room(weights=small, optimizer=small)
     snapshot.take(weights=small, optimizer=small)
@@ -48,7 +48,7 @@ def test_pinned_memory_comes_in_powers_of_two(monkeypatch: pytest.MonkeyPatch) -
     class OnCard(torch.Tensor):
         is_cuda = True
 
-    monkeypatch.setattr(snapshot_module, "free_bytes", lambda: 3000)
+    monkeypatch.setattr(snapshot_module, "free_host_bytes", lambda: 3000)
     for num, has_room in ((256, True), (512, True), (513, False)):  # of four bytes, plus a quarter as margin
         tensor = torch.zeros(num).as_subclass(OnCard)
         assert Snapshot().has_room(weights={"a": tensor}) == has_room
@@ -59,14 +59,14 @@ def test_the_free_memory_of_a_container_is_that_of_its_limit(tmp_path: Path, mon
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("30000\n")
     (tmp_path / "memory.stat").write_text("anon 9000\ninactive_file 10000\n")
-    monkeypatch.setattr(host_memory, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(host_memory, "_CGROUPS", ((tmp_path / "memory.max", tmp_path / "memory.current"),))
-    assert host_memory.free_bytes() == 48 * 1024
+    monkeypatch.setattr(host_device, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(host_device, "_CGROUPS", ((tmp_path / "memory.max", tmp_path / "memory.current"),))
+    assert host_device.free_host_bytes() == 48 * 1024
     (tmp_path / "memory.max").write_text("40000\n")
-    assert host_memory.free_bytes() == 40000 - 30000 + 10000, "what files hold is given up"
-    monkeypatch.setattr(host_memory, "_MEMINFO", tmp_path / "none")
-    monkeypatch.setattr(host_memory, "_CGROUPS", ())
-    assert host_memory.free_bytes() is None
+    assert host_device.free_host_bytes() == 40000 - 30000 + 10000, "what files hold is given up"
+    monkeypatch.setattr(host_device, "_MEMINFO", tmp_path / "none")
+    monkeypatch.setattr(host_device, "_CGROUPS", ())
+    assert host_device.free_host_bytes() is None
     assert Snapshot().has_room(weights={"a": torch.empty(2**50, device="meta")}), (
         "if free memory is unknown, there is room"
     )

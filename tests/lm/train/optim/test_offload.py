@@ -21,7 +21,7 @@ from torch import Tensor
 from homing.errors import RunFailed, UsageError
 from homing.lm.model import Decoder
 from homing.lm.train import build_phase
-from homing.lm.train.optim import adamw, adamw_8bit, offload
+from homing.lm.train.optim import adamw, offload
 from homing.lm.train.optim.offload import HostPlace, Load, Now, Place, cut
 from homing.lm.train.optim.param_groups import Optimizer, build_optimizer, state_bytes
 from homing.lm.train.stop_requests import FatalError
@@ -53,7 +53,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that even these matrices are cut, and there are many loads."""
     monkeypatch.setattr(adamw, "AT_A_TIME", 2048)
-    monkeypatch.setattr(adamw_8bit, "STRETCH", 2048)
+    monkeypatch.setattr(adamw, "STRETCH", 2048)
 
 
 def built(spec: Spec, place: Place | None) -> tuple[Decoder, Optimizer]:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 import homing
 from homing.errors import RunFailed
+from homing.lm.device import free_host_bytes
 from homing.lm.evals.bits_per_byte import Evaluation
 from homing.lm.model import lora
 from homing.lm.phases import Remembers
@@ -33,7 +34,6 @@ from homing.lm.train.build_phase import Built
 from homing.lm.train.checkpoints import checkpoint_files
 from homing.lm.train.checkpoints.checkpoint_files import Refused, TrainState
 from homing.lm.train.checkpoints.compatibility import check_same, config_sha256
-from homing.lm.train.compute.host_memory import free_bytes
 from homing.lm.train.metrics import Notify, finite
 from homing.lm.train.open_session import Session
 from homing.units import format_duration
@@ -278,7 +278,7 @@ class Snapshot:
         """
         missing = [t for group, tensors in groups.items() for name, t in tensors.items()
                    if self._buffer(f"{group}/{name}", t) is None]  # fmt: skip
-        free = free_bytes()
+        free = free_host_bytes()
         return free is None or free > _SPARE * sum(map(_host_bytes, missing))
 
     def take(self, **groups: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

@@ -4,6 +4,7 @@
     first_step   a step plus measurements: duration, memory, compilation; then decides on CUDA graphs for later steps
     gradients    rows -> micro-batches -> loss and gradients; if out of memory, retry with smaller micro-batches
     update       gradients -> weights
+    Figures      the loss and gradient norm of a step, read one step later
 
 Schedules, checkpoints and the end of a run are handled elsewhere. All ranks adapt in the same way.
 
@@ -14,6 +15,7 @@ continues uncompiled (`auto`), or the run fails (`on`). Compiled code is saved f
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -35,14 +37,56 @@ from homing.lm.train.compute.hardware_choices import (
     pick_choices,
     what_else,
 )
-from homing.lm.train.compute.read_loss_async import Figures
 from homing.lm.train.metrics import Notify
 from homing.lm.train.open_session import Session
 from homing.lm.train.stop_requests import FatalError
 from homing.units import format_duration
 from homing.wire.run_json import Phase
 
-__all__ = ["Compiling", "Engine"]
+__all__ = ["Compiling", "Engine", "Figures"]
+
+
+class Figures:
+    """The metrics of one step. `loss` and `norm` are valid only after `read` has been called.
+
+    They are copied from the device asynchronously. Reading a number immediately would make the host wait for the
+    device, and then the device wait for the host. One step later the number has already arrived on the host, and the
+    device already has its next step.
+    """
+
+    def __init__(
+        self, step: int, loss_and_norm: Tensor, begun_at: float = 0.0, more: dict[str, float] | None = None
+    ) -> None:
+        self.step = step
+        self.more = more or {}  # extra metrics from the phase's data
+        self.begun_at = begun_at  # when the host began to queue the step on the device
+        self.read_at = 0.0
+        self.loss = self.norm = math.nan
+        self._host, self._event = loss_and_norm, None
+        if loss_and_norm.is_cuda:
+            self._host = torch.empty(2, pin_memory=True)
+            self._host.copy_(loss_and_norm, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    @classmethod
+    def none(cls) -> Figures:
+        """Return placeholder metrics, to be used before the first step."""
+        return cls(0, torch.full((2,), math.nan))
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
+
+    def read(self) -> None:
+        """Block until the GPU has finished this step, then set `loss` and `norm`."""
+        if self.read_at:
+            return
+        if self._event is not None:
+            self._event.synchronize()
+        self.loss, self.norm = self._host.tolist()
+        self.read_at = time.monotonic()
+
 
 # Outcomes of a step on one rank, from best to worst. All ranks act on the worst of their outcomes.
 _GOOD, _OUT_OF_MEMORY, _NOT_COMPILED = range(3)

@@ -26,7 +26,7 @@ from homing.units import format_bytes
 
 __all__ = ["AT_A_TIME", "HostPlace", "Load", "Now", "Place", "Span", "cut"]
 
-AT_A_TIME = 2**24  # number of elements that AdamW updates at a time; a multiple of adamw_8bit's block
+AT_A_TIME = 2**24  # number of elements that AdamW updates at a time; a multiple of adamw.BLOCK
 # Minimum and maximum size of a slab of host memory, which several tensors share. Allocating each tensor separately
 # would waste a third of the memory on average, because torch rounds pinned allocations up to a power of two. Slabs grow
 # with the total size, so that the unused part of the last one is always comparatively small.

@@ -7,7 +7,7 @@
     norms and biases              AdamW    AdamW    lr_norm        none
     adapters (method lora)        AdamW    AdamW    lr             weight_decay; none for magnitudes
 
-With `states: int8`, AdamW keeps 8-bit moments for all but small tensors (`adamw_8bit`). With `offload`, the state of
+With `states: int8`, AdamW keeps 8-bit moments for all but small tensors (`Adam8Group`). With `offload`, the state of
 all but small tensors is in host memory and is streamed through the GPU in each step.
 
 `step` never waits for the device: learning rates are Python numbers, the step counter is a device tensor, and nothing
@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from homing.errors import DataError
 from homing.lm.model.decoder import Decoder
 from homing.lm.train.distributed.ranks import ALONE, Ranks
-from homing.lm.train.optim.adamw import AdamBase, AdamGroup
-from homing.lm.train.optim.adamw_8bit import BLOCK, LEAST_SIZE, Adam8Group
+from homing.lm.train.optim.adamw import BLOCK, LEAST_SIZE, Adam8Group, AdamBase, AdamGroup
 from homing.lm.train.optim.muon import EAGER, MuonGroup, compiled_parts
 from homing.lm.train.optim.offload import Load, Now, Place
 from homing.wire.run_json import Optimizer as OptimizerSpec

@@ -12,9 +12,8 @@ from safetensors.torch import save
 from torch import nn
 
 from homing.lm.model import Decoder
-from homing.lm.train.optim import adamw_8bit
-from homing.lm.train.optim.adamw import AdamGroup
-from homing.lm.train.optim.adamw_8bit import Adam8Group
+from homing.lm.train.optim import adamw
+from homing.lm.train.optim.adamw import Adam8Group, AdamGroup
 from homing.lm.train.optim.offload import Now
 from homing.lm.train.optim.param_groups import build_optimizer
 from homing.wire.run_json import Model, Optimizer
@@ -92,7 +91,7 @@ def test_stretches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         return weight.detach()
 
     whole = stepped()
-    monkeypatch.setattr(adamw_8bit, "STRETCH", 2 * adamw_8bit.BLOCK)
+    monkeypatch.setattr(adamw, "STRETCH", 2 * adamw.BLOCK)
     assert torch.equal(stepped(), whole)
 
 
