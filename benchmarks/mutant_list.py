@@ -487,7 +487,7 @@ MUTANTS = [
     ),
     Mutant(
         "kernel-layout-unchecked",
-        "src/homing/lm/model/kernels/layout_checks.py",
+        "src/homing/lm/model/kernels/__init__.py",
         "    if not is_right:\n",
         "    if False:\n",
         ("tests/lm/model/test_kernels.py::test_a_kernel_refuses_what_it_would_misread",),

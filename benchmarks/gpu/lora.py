@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from _result import RESULTS, write_result
 from homing.lm.model import Decoder, config_json, lora, nf4
-from homing.lm.model.packed_rows import can_flex
+from homing.lm.model.sdpa import can_flex
 from homing.lm.train.optim.param_groups import build_optimizer, clip_gradients
 from homing.wire.run_json import Lora, Model, Optimizer
 

@@ -31,7 +31,7 @@ import save_stall  # noqa: E402
 from _result import write_result  # noqa: E402
 from homing.lm.model import Decoder  # noqa: E402
 from homing.lm.model.attention_backends import race_attention, race_segments  # noqa: E402
-from homing.lm.model.packed_rows import can_flex  # noqa: E402
+from homing.lm.model.sdpa import can_flex  # noqa: E402
 from homing.lm.train.optim.param_groups import build_optimizer  # noqa: E402
 from homing.wire.run_json import Model, Optimizer  # noqa: E402
 

@@ -16,7 +16,7 @@ from tests.lm.model.open_weights.foreign_models import write_reference
 
 from homing.errors import DataError, IntegrityError, UsageError
 from homing.lm.export import Facts, Order, export
-from homing.lm.export.gguf_tokens import _QWEN2
+from homing.lm.export.gguf_file import _QWEN2
 
 
 def order(folder: Path, out: Path, kind: str = "gguf", **more: Any) -> Order:

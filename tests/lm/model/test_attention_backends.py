@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from homing.lm.model.attention import KVCache
 from homing.lm.model.attention import attend as attend_causally
 from homing.lm.model.attention_backends import race, race_attention, race_segments, use_attention
-from homing.lm.model.packed_rows import attend_inside, isolate
+from homing.lm.model.sdpa import attend_inside, isolate
 from homing.wire.run_json import Model
 
 SHAPE = Model("stock", "qwen3", 2, 32, 4, 2, 16, 48, 128, 100, is_tied=False)

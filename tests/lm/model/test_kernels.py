@@ -260,7 +260,7 @@ def test_the_loss_needs_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_kernels_are_launched_on_the_gpu_that_holds_the_tensors() -> None:
-    from homing.lm.model.kernels.layout_checks import launching
+    from homing.lm.model.kernels import launching
 
     with FakeTensorMode():
         x = torch.empty(2, device="cuda:1")

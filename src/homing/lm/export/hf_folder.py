@@ -23,17 +23,16 @@ import torch
 
 from homing.errors import UsageError
 from homing.hf_config import SWIFT, SWIFT_CLASS, config_of
-from homing.lm.export.atomic_folder import write_json
 from homing.lm.export.source_model import Opened
 from homing.lm.model.frozen_linear import lora_tensors
 from homing.lm.model.lora import adapter_config
 from homing.lm.model.open_weights import save_weights
-from homing.lm.model.open_weights.write_weights import save_tensors
+from homing.lm.model.open_weights.load_and_save import save_tensors
 from homing.lm.tokenizer.tokenizer import END_OF_TEXT, PAD
 from homing.pip_command import pip_install
 from homing.wire import file_names
 
-__all__ = ["CODE", "open_with_peft", "write_adapter", "write_hf", "write_tokenizer"]
+__all__ = ["CODE", "open_with_peft", "write_adapter", "write_hf", "write_json", "write_tokenizer"]
 
 CODE = ("configuration_homing_swift.py", "modeling_homing_swift.py")
 
@@ -152,3 +151,7 @@ def open_with_peft(base: Path) -> Any:
         return PeftModel.from_pretrained(model, folder).eval()
 
     return opened
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homing.hf_config import SWIFT
-from homing.lm.export.gguf_tokens import adds_bos
+from homing.lm.export.gguf_file import adds_bos
 from homing.lm.export.source_model import CHAT_PHASES, Opened
 from homing.lm.model.model_shape import count_params
 from homing.units import format_count

@@ -20,7 +20,7 @@ from homing.lm.generate.load_adapter import load_with_adapter
 from homing.lm.generate.load_model import Card, load_for_use, read_card, verify_files
 from homing.lm.model import Decoder
 from homing.lm.model.open_weights import WeightFiles, find_weights
-from homing.lm.model.open_weights.read_weights import DTYPES
+from homing.lm.model.open_weights.load_and_save import DTYPES
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
 from homing.lm.tokenizer.tokenizer import IM_START
 from homing.wire import file_names

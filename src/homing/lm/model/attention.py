@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from homing.lm.model.fused_ops import has_kernels, rotate
 from homing.lm.model.layers import Linear, RMSNorm, Rope, joined
-from homing.lm.model.packed_rows import attend_inside
-from homing.lm.model.sdpa import sdpa
+from homing.lm.model.sdpa import attend_inside, sdpa
 from homing.wire.run_json import Model
 
 __all__ = ["Attention", "KVCache", "RowCache", "attend"]
@@ -133,7 +132,7 @@ def attend(
 ) -> Tensor:
     """Compute causal attention from the new positions to themselves and to the cached ones, if there is a cache.
 
-    `mask` comes from `packed_rows`, and is used only if there is no cache.
+    `mask` comes from `sdpa.isolate`, and is used only if there is no cache.
     """
     if mask is not None:
         return attend_inside(q_BHTK, k_BGTK, v_BGTK, mask)

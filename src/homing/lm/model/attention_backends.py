@@ -29,8 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from homing.lm.model.packed_rows import attend_inside, can_flex, isolate
-from homing.lm.model.sdpa import chosen, expand_heads, set_chosen
+from homing.lm.model.sdpa import attend_inside, can_flex, chosen, expand_heads, isolate, set_chosen
 from homing.wire.run_json import Model
 
 __all__ = ["ATTENTIONS", "Race", "race", "race_attention", "race_segments", "use_attention", "using_attention"]

@@ -20,14 +20,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from homing.errors import UsageError
-from homing.lm.model.activation_checkpointing import RECOMPUTES, is_recomputed, recomputed
 from homing.lm.model.attention import Attention, KVCache
 from homing.lm.model.fp8 import takes_fp8
 from homing.lm.model.frozen_linear import DropoutClock, load_adapter, lora_tensors
-from homing.lm.model.layers import Embedding, Linear, RMSNorm, Rope, SwiGLU, look_up
+from homing.lm.model.layers import (
+    RECOMPUTES,
+    Embedding,
+    Linear,
+    RMSNorm,
+    Rope,
+    SwiGLU,
+    is_recomputed,
+    look_up,
+    recomputed,
+)
 from homing.lm.model.loss import cap, mean_loss, token_losses
 from homing.lm.model.model_shape import check_shape, do_not_fit, misfits, padded_vocab
-from homing.lm.model.packed_rows import Isolation, isolate
+from homing.lm.model.sdpa import Isolation, isolate
 from homing.lm.model.swift import SOFTCAP, SwiftStack
 from homing.wire.run_json import Lora, Model
 
@@ -233,7 +242,7 @@ class Decoder(nn.Module):
         self.model.compiled = {name: torch.compile(part, dynamic=False) for name, part in parts.items() if is_on}
 
     def set_recompute(self, kind: str) -> Decoder:
-        """Set which blocks recompute activations: `none | half | all` (see `activation_checkpointing`)."""
+        """Set which blocks recompute activations: `none | half | all` (see `layers`)."""
         self.model.recompute_every = RECOMPUTES[kind]
         return self
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from homing.lm.model.opaque_ops import opaque
+from homing.lm.model.fused_ops import opaque
 
 __all__ = ["fp8_product", "takes_fp8"]
 

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from homing.errors import DataError
+from homing.lm.model.fused_ops import opaque
 from homing.lm.model.nf4 import Nf4, dequantize, quantize
-from homing.lm.model.opaque_ops import opaque
 
 __all__ = [
     "STORAGES",

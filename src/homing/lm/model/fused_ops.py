@@ -3,8 +3,8 @@
     swiglu(gate_up)      silu(gate) * up                      rotate(qkv, ...) norm and RoPE of queries and keys
     sum_norm(x, y, ...)  x + y, and the norm of this sum
 
-Each op is opaque to torch.compile, which optimizes everything around it. `has_kernels` returns whether the ops can be
-used. If not, callers use an equivalent in plain torch.
+Each op is opaque to torch.compile, which optimizes everything around it and calls the op unchanged. `has_kernels`
+returns whether the ops can be used. If not, callers use an equivalent in plain torch.
 
 Shapes: N tokens, H query heads, G KV heads, K head size, F feed-forward width.
 """
@@ -12,14 +12,35 @@ Shapes: N tokens, H query heads, G KV heads, K head size, F feed-forward width.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from homing.lm.model.opaque_ops import opaque
+__all__ = ["HAS_TRITON", "has_kernels", "opaque", "rotate", "sum_norm", "swiglu"]
 
-__all__ = ["HAS_TRITON", "has_kernels", "rotate", "sum_norm", "swiglu"]
+_LIBRARY = torch.library.Library("homing", "DEF")
+
+
+def opaque(name: str, *, like: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register an op that torch.compile treats as opaque. `like` returns empty outputs of the right shape and dtype.
+
+    At every call, torch's own decorator checks gradients, mutated arguments and aliasing on the host, which slows down
+    small batches. Our ops are called from autograd functions that make these checks unnecessary, so they are registered
+    directly. An op must not mutate its arguments or return one of them.
+    """
+
+    def register(compute: Callable[..., Any]) -> Callable[..., Any]:
+        schema = name + torch.library.infer_schema(compute, mutates_args=())
+        _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        _LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"homing::{name}", like, lib=_LIBRARY)
+        op: Callable[..., Any] = getattr(torch.ops.homing, name).default
+        return op
+
+    return register
+
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 

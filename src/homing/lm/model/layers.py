@@ -1,4 +1,4 @@
-"""Building blocks of a layer: Linear, Embedding, RMSNorm, RoPE, SwiGLU.
+"""Building blocks of a layer: Linear, Embedding, RMSNorm, RoPE, SwiGLU, and activation checkpointing.
 
 Shapes: B batch, T positions, N tokens or any leading dimensions, D width, H heads, K head size, F feed-forward width.
 
@@ -7,17 +7,28 @@ precision of the whole model; there is no autocast.
 
 For training on a CPU, RMSNorm and RoPE have hand-written gradients: memory traffic dominates there, and autograd's
 gradients cause twice as much traffic. Other devices and the compiler use autograd. Tests compare the two.
+
+Activation checkpointing recomputes a block's activations in the backward pass instead of keeping them:
+
+    none   every block keeps what its backward pass needs
+    half   every second block keeps only its input: about half of the memory, a sixth more compute
+    all    every block keeps only its input: least memory, a third more compute (half more if weights are frozen)
+
+The second forward pass is bit-identical to the first, so gradients do not change. No random generator needs to be
+rewound, because blocks use only stateless generators (see `frozen_linear` on dropout).
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from homing.lm.model.fp8 import fp8_product
 from homing.lm.model.frozen_linear import FrozenLinear, adapted_product
@@ -25,15 +36,18 @@ from homing.lm.model.fused_ops import has_kernels, sum_norm, swiglu
 from homing.wire.run_json import RopeScaling
 
 __all__ = [
+    "RECOMPUTES",
     "Embedding",
     "Linear",
     "RMSNorm",
     "Rope",
     "SwiGLU",
     "has_manual_backward",
+    "is_recomputed",
     "joined",
     "look_up",
     "normed",
+    "recomputed",
     "rope_divisors",
     "rotated",
 ]
@@ -242,3 +256,18 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     left, right = x.chunk(2, dim=-1)
     swapped = torch.cat((right, left), dim=-1)
     return swapped.mul_(torch.cat((-sin, sin), dim=-1)).addcmul_(x, torch.cat((cos, cos), dim=-1))
+
+
+# name of the mode -> n, where every n-th block is recomputed (0: no block)
+RECOMPUTES = {"none": 0, "half": 2, "all": 1}
+
+
+def is_recomputed(number: int, every: int) -> bool:
+    return every > 0 and number % every == 0
+
+
+def recomputed(run: Callable[..., Any], number: int, every: int) -> Callable[..., Any]:
+    """Return `run`; if block `number` is to be recomputed, wrap it so that the backward pass runs it a second time."""
+    if not is_recomputed(number, every):
+        return run
+    return functools.partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from homing.lm.model import fused_ops
-from homing.lm.model.opaque_ops import opaque
+from homing.lm.model.fused_ops import opaque
 
 __all__ = ["IGNORED", "PIECE_LOGITS", "cap", "mean_loss", "token_losses"]
 

@@ -20,12 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from homing.lm.model.activation_checkpointing import recomputed
 from homing.lm.model.attention import KVCache, attend
 from homing.lm.model.fused_ops import has_kernels, rotate
-from homing.lm.model.layers import Embedding, Linear, Rope, joined, look_up
+from homing.lm.model.layers import Embedding, Linear, Rope, joined, look_up, recomputed
 from homing.lm.model.model_shape import SMEAR_GATE_CHANNELS, VALUE_GATE_CHANNELS, has_value_embedding, padded_vocab
-from homing.lm.model.packed_rows import Isolation
+from homing.lm.model.sdpa import Isolation
 from homing.wire.run_json import Model
 
 __all__ = ["SHARPNESS", "SOFTCAP", "SwiftStack"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from homing.lm.export.gguf_tokens import _QWEN2 as QWEN2_SPLIT
+from homing.lm.export.gguf_file import _QWEN2 as QWEN2_SPLIT
 from homing.lm.tokenizer.tokenizer import as_text
 from homing.lm.tokenizer.train_bpe import learn_merges
 from homing.lm.tokenizer.write_files import SPLITS

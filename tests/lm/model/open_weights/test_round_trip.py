@@ -19,7 +19,7 @@ from homing.errors import DataError, IntegrityError
 from homing.lm.model import Decoder, shape_from_config
 from homing.lm.model.open_weights import find_weights, load_decoder, save_weights
 from homing.lm.model.open_weights.find_tensors import INDEX
-from homing.lm.model.open_weights.write_weights import save_tensors
+from homing.lm.model.open_weights.load_and_save import save_tensors
 
 
 def opened(folder: Path, dtype: torch.dtype | None = torch.float32) -> Decoder:
@@ -143,7 +143,7 @@ def test_a_disk_that_is_full_is_an_error_of_the_disk_and_not_of_ours(
     def full(*args: object, **kwargs: object) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(sys.modules["homing.lm.model.open_weights.write_weights"], "save_file", full)
+    monkeypatch.setattr(sys.modules["homing.lm.model.open_weights.load_and_save"], "save_file", full)
     with pytest.raises(OSError, match=r"model\.safetensors could not be written: .*No space left") as caught:
         save_tensors({}, tmp_path / "model.safetensors")
     assert caught.value.errno == errno.ENOSPC
@@ -159,6 +159,6 @@ def test_a_folder_that_is_gone_is_an_error_of_the_disk_and_tensors_that_cannot_b
     def refuse(*args: object, **kwargs: object) -> None:
         raise SafetensorError("Error while serializing: invalid shape, data type, or offset for tensor")
 
-    monkeypatch.setattr(sys.modules["homing.lm.model.open_weights.write_weights"], "save_file", refuse)
+    monkeypatch.setattr(sys.modules["homing.lm.model.open_weights.load_and_save"], "save_file", refuse)
     with pytest.raises(SafetensorError, match="invalid shape"):
         save_tensors({}, tmp_path / "model.safetensors")

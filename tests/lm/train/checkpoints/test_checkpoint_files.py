@@ -224,7 +224,7 @@ def test_a_full_disk_fails_the_save_and_leaves_the_last_good_one(
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["homing.lm.model.open_weights.write_weights"], "save_file", full_too)
+        patch.setattr(sys.modules["homing.lm.model.open_weights.load_and_save"], "save_file", full_too)
         with pytest.raises(RunFailed, match="step 2 could not be written") as caught:
             save(tmp_path, 2)
     assert "No space left" in caught.value.why

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from homing.lm.model.kernels.layout_checks import check, launching
+from homing.lm.model.kernels import check, launching
 
 __all__ = ["cast_both_ways", "dequantize_nf4"]
 

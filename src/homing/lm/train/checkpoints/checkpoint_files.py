@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 
 from homing.errors import IntegrityError, RunFailed
 from homing.lm.data.shards.read_shards import file_sha256
-from homing.lm.model.open_weights.write_weights import save_tensors
+from homing.lm.model.open_weights.load_and_save import save_tensors
 from homing.lm.train.optim.schedule import Landing
 from homing.units import format_bytes
 from homing.wire import codec, file_names

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from homing.lm.export.atomic_folder import new_folder
+from homing.lm.export.export_model import new_folder
 
 
 @pytest.mark.regression("export-mode")

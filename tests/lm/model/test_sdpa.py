@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from homing.lm.model import Decoder
 from homing.lm.model.loss import IGNORED
-from homing.lm.model.packed_rows import BLOCK, isolate
+from homing.lm.model.sdpa import BLOCK, isolate
 from homing.wire.run_json import Model
 
 STOCK = Model("stock", "qwen3", 3, 32, 4, 2, 8, 48, 64, 100, is_tied=False)
