@@ -1,28 +1,24 @@
-"""A real chromium without a window: it opens pages of loopback, types, clicks, and tells what went wrong in them.
+"""Opens pages in a real Chromium without a window, types and clicks like a person, and reports what went wrong in them.
 
-    with browser.page(url) as page:        a profile of its own: no other page's storage, nothing kept
+    with browser.page(url) as page:        a profile of its own: pages share no storage, and nothing is kept
         page.until("document.title === 'tiny'")
         page.click("#text"); page.type("Hello"); page.press("Enter")
         page.js("document.querySelector('.model').textContent")
-        page.screenshot(path)
+        page.playwright.get_by_role("button", name="Copy").click()     everything else that Playwright can do
+        assert page.axe() == []
 
-Whoever leaves the `with` asserts that nothing outside loopback was asked for, and that the console has no error; one
-that a test expects it names before: `page.expect_error("401")`.
+At the end of the `with` block, the page fails the test if it requested anything outside loopback, or if its console has
+an error. A test that provokes an error names it first: `page.expect_error("401")`.
 
-It speaks the DevTools protocol over two pipes: no port is open, and the browser ends when this process does. Where
-chromium is absent the tests that want it are skipped with a message, and fail where CI is set.
+Playwright drives the Chromium that is installed on this machine; nothing is downloaded. If Chromium is missing, the
+tests that need it are skipped with a message, or fail if CI is set.
 """
 
 from __future__ import annotations
 
-import base64
-import itertools
-import json
+import asyncio
 import os
-import queue
 import shutil
-import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,12 +26,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import playwright.sync_api
 import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import sync_playwright
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _WAIT_S = 60.0
-_KEYS = {"Enter": 13, "Tab": 9, "Escape": 27, "Backspace": 8, "Space": 32, "ArrowUp": 38, "ArrowDown": 40}
-_SHIFT = 8
+_CLICK_S = 15.0
+_LOOK_MS = 20
+_ARGV = [
+    "--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server",
+    # Without this, Chromium would look up names of other hosts, and contact its own makers.
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
+]  # fmt: skip
 
 
 def need_chromium() -> str:
@@ -49,225 +53,174 @@ def need_chromium() -> str:
 
 @contextmanager
 def running_browser(folder: Path) -> Iterator[Browser]:
-    browser = Browser(need_chromium(), folder)
-    try:
-        yield browser
-    finally:
-        browser.close()
+    """Start Chromium with `folder` as its home directory, and end it after the `with` block."""
+    program = need_chromium()
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {name: str(folder) for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")}
+    with sync_playwright() as started:
+        loop = asyncio.get_running_loop()
+        chromium = started.chromium.launch(
+            executable_path=program, args=_ARGV, chromium_sandbox=os.geteuid() != 0,
+            env={**os.environ, **environment},
+        )  # fmt: skip
+        browser = Browser(chromium, loop)
+        try:
+            with browser.used():
+                pass  # leave the loop unmarked until the first page is opened
+            yield browser
+        finally:
+            with browser.used():
+                chromium.close()
+            asyncio._set_running_loop(loop)
 
 
 class Broken(AssertionError):
-    """The browser refused a command, or a script in the page failed."""
+    """A script in the page failed, or something that a test waits for did not happen."""
 
 
 class Browser:
-    def __init__(self, program: str, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        there, self._commands = os.pipe()
-        self._answers, back = os.pipe()
-        argv = [
-            program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-            "--remote-debugging-pipe", f"--user-data-dir={folder}",
-            # What it would ask of its makers by itself. Names are not looked up, and no proxy of the machine is used.
-            "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-            "--disable-extensions", "--disable-default-apps", "--disable-breakpad", "--no-proxy-server",
-            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
-        ]  # fmt: skip
-        environment = {**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "XDG_CACHE_HOME": str(folder)}
-        with (folder / "log").open("wb") as log:
-            # It reads commands from 3 and writes answers to 4; a shell moves the pipes there.
-            self._process = subprocess.Popen(
-                ["bash", "-c", f'exec "$@" 3<&{there} 4>&{back}', "bash", *argv], pass_fds=(there, back),
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-            )  # fmt: skip
-        os.close(there)
-        os.close(back)
-        self._log, self._numbers, self._sending = folder / "log", itertools.count(1), threading.Lock()
-        self._waiting: dict[int, queue.SimpleQueue[dict[str, Any]]] = {}
-        self._pages: dict[str, Page] = {}
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
-        self.call("Browser.getVersion")
+    def __init__(self, chromium: playwright.sync_api.Browser, loop: asyncio.AbstractEventLoop) -> None:
+        self._chromium, self._loop, self._num_users = chromium, loop, 0
 
-    def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
-        number, answer = next(self._numbers), queue.SimpleQueue[dict[str, Any]]()
-        self._waiting[number] = answer
-        command = {"id": number, "method": method, "params": params, **({"sessionId": session} if session else {})}
-        with self._sending:
-            left = json.dumps(command).encode() + b"\0"
-            while left:
-                left = left[os.write(self._commands, left) :]
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Mark Playwright's event loop as running, but only inside the `with` block.
+
+        Playwright leaves the loop marked for as long as the browser runs. Without this, no other test in the process
+        could call asyncio.run.
+        """
+        self._num_users += 1
+        asyncio._set_running_loop(self._loop)
         try:
-            got = answer.get(timeout=_WAIT_S)
-        except queue.Empty:
-            raise Broken(f"{method} was not answered in {_WAIT_S:g} s\n{self._log.read_text()[-2000:]}") from None
-        if "error" in got:
-            raise Broken(f"{method}: {got['error']['message']}\n{self._log.read_text()[-2000:]}")
-        return dict(got["result"])
+            yield
+        finally:
+            self._num_users -= 1
+            if not self._num_users:
+                asyncio._set_running_loop(None)
 
     @contextmanager
     def page(
         self, url: str, *, width: int = 1024, height: int = 768, is_phone: bool = False, is_dark: bool = False
     ) -> Iterator[Page]:
-        """A page, and in the end its check."""
-        context = self.call("Target.createBrowserContext")["browserContextId"]
-        target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
-        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        page = self._pages[session] = Page(self, session)
-        for domain in ("Page", "Runtime", "Network", "Log"):
-            page.call(f"{domain}.enable")
-        page.call("Page.setLifecycleEventsEnabled", enabled=True)
-        page.look(width, height, is_phone=is_phone, is_dark=is_dark)
-        try:
-            page.goto(url)
-            yield page
-            page.js("0")  # earlier events have arrived when this is answered
-        finally:
-            del self._pages[session]
-            self.call("Target.disposeBrowserContext", browserContextId=context)
+        """Open a page, and check it for errors at the end."""
+        with self.used():
+            # A page that moves by itself would be in another place when it is clicked or photographed.
+            context = self._chromium.new_context(no_viewport=True, reduced_motion="reduce", locale="en-US")
+            context.set_default_timeout(_CLICK_S * 1000)
+            try:
+                page = Page(context.new_page())
+                page.look(width, height, is_phone=is_phone, is_dark=is_dark)
+                page.goto(url)
+                yield page
+                page.js("0")  # events that happened before have arrived when this is answered
+            finally:
+                context.close()
         assert page.outside == [], "a page asked for something outside loopback"
         assert page.errors == [], "errors on the page's console"
 
-    def close(self) -> None:
-        os.close(self._commands)  # whereupon it ends
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            raise
-        finally:
-            self._listener.join(20)
-            os.close(self._answers)
-
-    def _listen(self) -> None:
-        held = b""
-        while part := os.read(self._answers, 1 << 16):
-            *whole, held = (held + part).split(b"\0")
-            for message in map(json.loads, whole):
-                if "id" in message:
-                    self._waiting.pop(message["id"]).put(message)
-                elif (page := self._pages.get(message.get("sessionId", ""))) is not None:
-                    page.hear(message["method"], message["params"])
-        for answer in [*self._waiting.values()]:
-            answer.put({"error": {"message": "the browser has ended"}})
-
 
 class Page:
-    def __init__(self, browser: Browser, session: str) -> None:
-        self._browser, self._session = browser, session
+    def __init__(self, page: playwright.sync_api.Page) -> None:
+        self.playwright = page
         self.errors: list[str] = []  # console.error, uncaught exceptions, requests refused by server or policy
         self.requests: list[str] = []  # addresses, in the order they were asked for
         self.outside: list[str] = []  # those of them that are not on loopback
-        self._loaded: set[str] = set()
-
-    def call(self, method: str, **params: Any) -> dict[str, Any]:
-        return self._browser.call(method, self._session, **params)
+        self._devtools = page.context.new_cdp_session(page)
+        page.on("console", self._hear_console)
+        page.on("pageerror", lambda error: self.errors.append(error.stack or error.message))
+        page.on("request", self._hear_request)
 
     def goto(self, url: str) -> None:
-        """Returns when the page has loaded, its script run once; what that has begun may still be on its way."""
-        found = self.call("Page.navigate", url=url)
-        assert "errorText" not in found, f"{url}: {found['errorText']}"
-        if "loaderId" in found:  # else it is a place in the page that is open
-            _wait(lambda: found["loaderId"] in self._loaded, lambda: f"{url} does not load: {self.errors}")
+        """Open an address. Returns when the page has loaded and its scripts have run once."""
+        self.playwright.goto(url)
 
     def reload(self) -> None:
-        self.js("window.__before = true")
-        self.call("Page.reload")
-        self.until("!window.__before && document.readyState === 'complete'")
+        self.playwright.reload()
 
     def js(self, expression: str) -> Any:
-        """The value of an expression in the page; a promise is waited for."""
-        got = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True,
-                        userGesture=True)  # fmt: skip
-        if "exceptionDetails" in got:
-            raise Broken(f"{expression}: {got['exceptionDetails'].get('exception', {}).get('description')}")
-        return got["result"].get("value")
+        """Return the value of an expression in the page; a promise is awaited."""
+        try:
+            return self.playwright.evaluate(expression)
+        except playwright.sync_api.Error as error:
+            raise Broken(f"{expression}: {error.message}") from error
 
     def until(self, expression: str, timeout_s: float = _WAIT_S) -> None:
+        # Playwright's wait_for_function would evaluate text inside the page, which the page's policy forbids.
         def is_so() -> bool:
             try:
                 return bool(self.js(f"Boolean({expression})"))
             except Broken as broken:
-                if "context" in str(broken).partition("\n")[0]:  # between two pages there is none to ask
+                if "context was destroyed" in str(broken):  # the page is being replaced by the next one
                     return False
                 raise
 
-        _wait(is_so, lambda: f"it is not true that {expression}\n{self.text('body')}\n{self.errors}", timeout_s)
+        self._wait(is_so, lambda: f"it is not true that {expression}\n{self.text('body')}\n{self.errors}", timeout_s)
 
     def expect_error(self, part: str) -> None:
-        """Takes one error with these words away, as soon as it is there."""
-        _wait(lambda: any(part in each for each in self.errors), lambda: f"no error says {part!r}: {self.errors}")
+        """Wait for an error that contains this text, and take it off the list."""
+        self._wait(lambda: any(part in each for each in self.errors), lambda: f"no error says {part!r}: {self.errors}")
         self.errors.remove(next(each for each in self.errors if part in each))
 
     def text(self, selector: str) -> str:
-        """As a person sees it: nothing of what is hidden."""
-        return str(self.js(f"document.querySelector({json.dumps(selector)}).innerText"))
+        """Return the visible text, as a person sees it."""
+        return str(self.playwright.eval_on_selector(selector, "(part) => part.innerText"))
 
-    def click(self, selector: str) -> None:
-        """With the mouse, in the middle of what must be in sight and under no other."""
-        name = json.dumps(selector)
-        self.js(f"document.querySelector({name}).scrollIntoView({{block: 'nearest'}})")
-        x, y, is_hit = self.js(
-            f"(() => {{ const part = document.querySelector({name}), box = part.getBoundingClientRect();"
-            "const x = box.x + box.width / 2, y = box.y + box.height / 2, at = document.elementFromPoint(x, y);"
-            "return [x, y, at !== null && (part.contains(at) || at.contains(part) && at.tagName === 'LABEL')]; })()"
-        )
-        assert is_hit, f"{selector} is not there to be clicked at {x:g}, {y:g}"
-        for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+    def click(self, selector: str, timeout_s: float = _CLICK_S) -> None:
+        """Click with the mouse. The element must be visible, and no other may cover it."""
+        try:
+            self.playwright.click(selector, timeout=timeout_s * 1000)
+        except playwright.sync_api.Error as error:
+            raise Broken(f"{selector} cannot be clicked: {error.message}") from error
 
     def type(self, text: str) -> None:
-        """Into what has the focus."""
-        self.call("Input.insertText", text=text)
+        """Type into the element that has the focus."""
+        self.playwright.keyboard.insert_text(text)
 
     def press(self, key: str, *, shift: bool = False) -> None:
-        text = {"Enter": "\r", "Space": " "}.get(key, "")
-        key = " " if key == "Space" else key
-        code = _KEYS["Space" if key == " " else key]
-        common = {"key": key, "windowsVirtualKeyCode": code, "modifiers": _SHIFT if shift else 0}
-        self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **common)
-        self.call("Input.dispatchKeyEvent", type="keyUp", **common)
+        self.playwright.keyboard.press(f"Shift+{key}" if shift else key)
 
     def look(self, width: int, height: int, *, is_phone: bool = False, is_dark: bool = False) -> None:
-        """The size of the window, and whether the person likes it dark."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                  deviceScaleFactor=2 if is_phone else 1, mobile=is_phone)  # fmt: skip
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        """Set the size of the window, whether it is a touch screen, and whether the system uses dark colors."""
+        send = self._devtools.send
+        send("Emulation.setDeviceMetricsOverride", {
+            "width": width, "height": height, "deviceScaleFactor": 2 if is_phone else 1, "mobile": is_phone,
+        })  # fmt: skip
+        send("Emulation.setTouchEmulationEnabled", {"enabled": is_phone})
+        self.playwright.emulate_media(color_scheme="dark" if is_dark else "light")
 
     def overflow_px(self) -> int:
-        """By how much the page is wider than its window, which no page should be."""
+        """Return by how much the page is wider than its window, which no page should be."""
         return int(self.js("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
 
+    def axe(self) -> list[str]:
+        """Return the serious and critical accessibility problems that axe finds, one line for each element."""
+        found = Axe().run(self.playwright).response["violations"]
+        return [
+            f"{each['impact']}: {each['id']}: {each['help']}: {node['html'][:200]} {node.get('failureSummary', '')}"
+            for each in found
+            if each["impact"] in ("serious", "critical")
+            for node in each["nodes"]
+        ]
+
     def screenshot(self, path: Path) -> Path:
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
+        self.playwright.screenshot(path=path)
         return path
 
-    def hear(self, method: str, params: dict[str, Any]) -> None:
-        """In the browser's thread."""
-        if method == "Page.lifecycleEvent" and params["name"] == "load":
-            self._loaded.add(params["loaderId"])
-        elif method == "Runtime.exceptionThrown":
-            details = params["exceptionDetails"]
-            self.errors.append(details.get("exception", {}).get("description") or details["text"])
-        elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert"):
-            self.errors.append(" ".join(str(each.get("value", each.get("description"))) for each in params["args"]))
-        elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
-            self.errors.append(f"{params['entry']['text']} {params['entry'].get('url', '')}".strip())
-        elif method == "Network.requestWillBeSent":
-            url = params["request"]["url"]
-            self.requests.append(url)
-            if not _is_here(url):
-                self.outside.append(url)
+    def _hear_console(self, message: playwright.sync_api.ConsoleMessage) -> None:
+        if message.type in ("error", "assert"):
+            self.errors.append(f"{message.text} {message.location['url']}".strip())
 
+    def _hear_request(self, request: playwright.sync_api.Request) -> None:
+        self.requests.append(request.url)
+        if not _is_here(request.url):
+            self.outside.append(request.url)
 
-def _wait(is_so: Callable[[], bool], messages: Callable[[], str], timeout_s: float = _WAIT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        if time.monotonic() > deadline:
-            raise Broken(f"after {timeout_s:g} s {messages()}")
-        time.sleep(0.02)
+    def _wait(self, is_so: Callable[[], bool], messages: Callable[[], str], timeout_s: float = _WAIT_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not is_so():
+            if time.monotonic() > deadline:
+                raise Broken(f"after {timeout_s:g} s {messages()}")
+            self.playwright.wait_for_timeout(_LOOK_MS)  # events of the page arrive meanwhile
 
 
 def _is_here(url: str) -> bool:

@@ -1,4 +1,4 @@
-"""One browser, and one pair of models, for the tests of a file that want them."""
+"""One browser for the session, and one pair of models for the tests of a file that want them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.web.browser import Browser, running_browser
 from tests.web.rig import make_model
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with running_browser(tmp_path_factory.mktemp("browser")) as browser:
         yield browser

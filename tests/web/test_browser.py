@@ -1,7 +1,8 @@
-"""The browser of the tests sees what a person sees, and tells what it must not be silent about."""
+"""The browser of the tests sees what a person sees, and reports errors that a person would not."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.machine
 
 
 def html(body: str) -> str:
-    return f"data:text/html,{quote(f'<!doctype html><meta charset=utf-8><body>{body}')}"
+    return f"data:text/html,{quote(f'<!doctype html><html lang=en><meta charset=utf-8><body>{body}')}"
 
 
 def test_it_types_clicks_and_reads(browser: Browser, tmp_path: Path) -> None:
@@ -41,8 +42,8 @@ def test_it_waits_for_what_comes_and_not_for_ever(browser: Browser) -> None:
 
 def test_what_is_covered_cannot_be_clicked(browser: Browser) -> None:
     over = "<div style='position:fixed;inset:0;background:#fff'></div>"
-    with browser.page(html(f"<button>go</button>{over}")) as page, pytest.raises(AssertionError, match="not there"):
-        page.click("button")
+    with browser.page(html(f"<button>go</button>{over}")) as page, pytest.raises(Broken, match="cannot be clicked"):
+        page.click("button", timeout_s=0.5)
 
 
 def test_a_window_has_its_size_and_its_colours(browser: Browser) -> None:
@@ -67,6 +68,25 @@ def test_a_request_to_elsewhere_fails_its_test_and_goes_nowhere(browser: Browser
         page.until("window.failed")
     assert page.outside == ["http://elsewhere.example/a.png"]
     assert "ERR_NAME_NOT_RESOLVED" in page.errors[0]
+
+
+def test_accessibility_problems_are_listed(browser: Browser) -> None:
+    with browser.page(html("<title>a</title><main><h1>a</h1><button></button></main>")) as page:
+        (problem,) = page.axe()
+        assert problem.startswith("critical: button-name:")
+        page.js("document.querySelector('button').textContent = 'go'")
+        assert page.axe() == []
+
+
+def test_other_tests_may_run_an_event_loop_while_no_page_is_open(browser: Browser) -> None:
+    with browser.page(html("a")):
+        pass
+    assert asyncio.run(asyncio.sleep(0, "ran")) == "ran"
+
+
+def test_a_touch_screen_has_a_coarse_pointer(browser: Browser) -> None:
+    with browser.page(html("a"), width=390, height=844, is_phone=True) as page:
+        assert page.js("[matchMedia('(pointer: coarse)').matches, devicePixelRatio]") == [True, 2]
 
 
 def test_two_pages_share_nothing(browser: Browser) -> None:
