@@ -135,11 +135,13 @@ class Run:
         resume: bool = False,
         one_guard: bool = False,
         no_spot: bool = False,
+        allow: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Rent an instance, train on it, push the model and end billing. Returns after the first heartbeat.
 
         `spend_limit`: the maximum cost of the run in dollars; required here or as limits.spend in the run file.
         `confirm`: must be True; otherwise a UsageError names the rate and the limit, and nothing is rented.
+        `allow`: what homing would otherwise refuse: "many-passes", "no-smoke" or "low-balance".
         """
         from homing.api.lookup.find_runs import parse_limit
         from homing.api.runs.launch_run import Confirmed, LaunchOptions, launch
@@ -151,6 +153,7 @@ class Run:
             resume=resume,
             one_guard=one_guard,
             no_spot=no_spot,
+            allow=tuple(allow),
         )
         started = launch(self.name, options, answers=Confirmed(confirm=confirm))
         assert started is not None, "a refusal raises"

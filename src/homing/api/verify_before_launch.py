@@ -67,8 +67,21 @@ def verify_run(
     if not no_run and not found.problems:  # if shards are missing, running a step would only report that again
         _one_step(loaded, found)
     follows = _next_command(loaded, found, changes)
+    _say_refused(loaded, found, changes, is_smoke=smoke)
     found.document |= {"problems": found.problems, "warnings": loaded.warnings, "next": follows}
     return found
+
+
+def _say_refused(loaded: Loaded, found: Findings, changes: str, *, is_smoke: bool) -> None:
+    """Say why `homing launch` would refuse this run, in the words of `launch` and `plan`."""
+    from homing.api.runs.refused_launch import refused_run
+    from homing.cloud.commands_to_type import Words
+    from homing.config.home_and_run_files import typed_name
+
+    refused = refused_run(loaded, Words(loaded.run.name, f"{typed_name(loaded.file)}{changes}"), is_smoke=is_smoke)
+    found.document["refused"] = [vars(refusal) for refusal in refused]
+    for refusal in refused:
+        notices.say(f"warning: `homing launch` refuses this run. {refusal}\n  fix {refusal.fix}")
 
 
 def _next_command(loaded: Loaded, found: Findings, changes: str) -> str:

@@ -11,6 +11,7 @@ from homing.cli.complete import change_words, run_words
 __all__ = [
     "All",
     "Base",
+    "Gpu",
     "HeldOutPaths",
     "Json",
     "Last",
@@ -42,6 +43,9 @@ Sets = Annotated[
 Phases = Annotated[
     str | None,
     typer.Option("--phase", metavar="NAMES", help="Use only these phases, such as mid+sft; overrides train.only."),
+]
+Gpu = Annotated[
+    str | None, typer.Option("--gpu", metavar="NAME", help="Use only this GPU, such as H100; overrides cloud.gpu.")
 ]
 TextPaths = Annotated[
     list[str] | None, typer.Option("--text", metavar="PATH", help="Text file, glob or directory; repeatable.")

@@ -129,6 +129,11 @@ def with_phases(sets: Sequence[str] | None, phases: str | None) -> list[str]:
     return [*(sets or []), *([f"train.only={phases}"] if phases else [])]
 
 
+def with_options(sets: Sequence[str] | None, *, phases: str | None, gpu: str | None) -> list[str]:
+    """Return the --set options, with the settings that --phase and --gpu stand for."""
+    return [*with_phases(sets, phases), *([f"cloud.gpu={gpu}"] if gpu else [])]
+
+
 def as_typed(sets: Sequence[str] | None, *, is_smoke: bool = False) -> str:
     """Return these options as command-line text, so that a suggested next command refers to the same run."""
     return " --smoke" * is_smoke + "".join(f" --set {shlex.quote(change)}" for change in sets or [])

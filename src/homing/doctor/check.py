@@ -4,7 +4,8 @@ A provider can add its own checks with a method `checks() -> list[Check]` that c
 also has `balance()`, which returns the remaining funds and the current spend per hour, or None if the provider does not
 report them. Both `doctor` and `launch` check the balance before anything is rented. When the balance runs out, the
 provider stops the machines before they can write a last checkpoint or save results. Therefore both commands compare
-the balance with what the run may cost. A low balance is only a warning, because the user may add funds during the run.
+the balance with what the run may cost. `doctor` warns of a low balance. `launch` refuses it unless --allow low-balance
+is given, because the user may add funds during the run.
 """
 
 from __future__ import annotations

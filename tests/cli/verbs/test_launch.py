@@ -37,14 +37,54 @@ def test_without_a_spend_limit_it_exits_2_also_with_yes(cli: Homing) -> None:
 
 
 @pytest.mark.acceptance("X20")
-def test_a_balance_that_will_not_last_is_said_before_anything_is_rented(
-    cli: Homing, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("how", ["--yes", "--dry-run"])
+def test_a_limit_above_the_known_balance_is_refused_unless_allowed(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     balance = Balance(Decimal("4.99"), Decimal(0))
     monkeypatch.setattr("homing.cloud.providers.local.provider.Local.balance", lambda self: balance, raising=False)
-    said = cli("launch", "moss", "--spend-limit", "5", "--dry-run")
-    assert "warning: $4.99 left at local; this run may cost $5.00" in said.err
+    said = cli("launch", "moss", "--spend-limit", "5", how)
+    assert said.code == 2
+    assert "$4.99 left at local; this run may cost $5.00" in said.err
+    assert "add: --allow low-balance" in said.err
+    assert cli("runs", "--json").json["runs"] == []
+    allowed = cli("launch", "moss", "--spend-limit", "5", "--dry-run", "--allow", "low-balance")
+    assert allowed.code == 0
+    assert "warning: $4.99 left at local" in allowed.err
     assert "left at" not in cli("launch", "moss", "--spend-limit", "4.50", "--dry-run").err
+
+
+def test_more_than_100_passes_over_the_text_are_refused_unless_allowed(cli: Homing) -> None:
+    nonsense = ["moss", "--set", "phases.0.steps=2000000", "--set", "train.device=cpu"]
+    for more in (["--yes"], ["--dry-run"], ["--yes", "--allow", "low-balance"]):
+        said = cli("launch", *nonsense, "--spend-limit", "9", *more)
+        assert said.code == 2
+        assert re.search(r"would read its text [\d,]+ times; the maximum is 100", said.err), said.err
+        assert "After about 4 passes, a model learns little more" in said.err
+    shorter = re.search(r"homing plan moss (.*?)   To launch anyway", said.err)
+    assert shorter, said.err
+    assert cli("runs", "--json").json["runs"] == []
+    assert cli("launch", *nonsense, "--spend-limit", "999", "--dry-run", "--allow", "many-passes").code == 0
+    assert cli("launch", "moss", *shorter[1].split(), "--spend-limit", "9", "--dry-run").code == 0, "the fix works"
+
+
+def test_epochs_in_the_run_file_say_the_number_of_passes_and_are_not_refused(cli: Homing) -> None:
+    file = Path("runs/moss.yaml")
+    file.write_text(file.read_text().replace("steps: 20", "epochs: 200"))
+    assert cli("launch", "moss", "--spend-limit", "9", "--dry-run").code == 0
+
+
+def test_an_unknown_word_after_allow_is_refused_with_the_known_ones(cli: Homing) -> None:
+    said = cli("launch", "moss", "--spend-limit", "1", "--yes", "--allow", "everything")
+    assert said.code == 2
+    assert "--allow everything: unknown" in said.err
+    assert "many-passes" in said.err
+
+
+def test_gpu_stands_for_the_key_of_the_run_file(cli: Homing) -> None:
+    said = cli("launch", "moss", "--spend-limit", "1", "--dry-run", "--gpu", "H200")
+    assert said.code == 3, "this computer has no such GPU"
+    assert "H200" in said.err
 
 
 @pytest.mark.parametrize("limit", ["nothing", "0", "-3", "$0.0001"])
@@ -179,18 +219,23 @@ def test_unprepared_data_is_refused_with_the_steps_that_are_missing(cli: Homing)
 
 
 @pytest.mark.acceptance(4)
-def test_a_big_first_run_is_asked_about_its_smoke_profile(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("homing.api.runs.launch_run.needs_smoke_first", lambda run: True)
-    said = cli("launch", "moss", "--spend-limit", "1")
+@pytest.mark.parametrize("how", ["--yes", "--dry-run", "--json"])
+def test_a_big_first_run_without_a_smoke_run_is_refused_unless_allowed(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr("homing.api.runs.refused_launch.needs_smoke_first", lambda run: True)
+    said = cli("launch", "moss", "--spend-limit", "1", how)
     assert said.code == 2
-    assert "smoke run has not passed" in said.err
+    assert "its smoke run has not passed yet" in said.err
+    assert "homing launch moss --smoke" in said.err
+    assert cli("launch", "moss", "--spend-limit", "1", "--dry-run", "--allow", "no-smoke").code == 0
 
 
 @pytest.mark.acceptance(4)
 def test_a_large_run_with_a_failed_smoke_profile_is_refused_also_with_yes(
     cli: Homing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homing.api.runs.launch_run.needs_smoke_first", lambda run: True)
+    monkeypatch.setattr("homing.api.runs.refused_launch.needs_smoke_first", lambda run: True)
     file = Path("runs/moss.yaml")
     mark_smoke(file, is_passed=False)
     said = cli("launch", "moss", "--spend-limit", "1", "--yes")
@@ -199,7 +244,8 @@ def test_a_large_run_with_a_failed_smoke_profile_is_refused_also_with_yes(
     assert "homing launch moss --smoke" in said.err
     assert cli("runs", "--json").json["runs"] == []
     file.write_text(file.read_text() + "# fixed\n")
-    assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0, "another file has not been tried yet"
+    changed = cli("launch", "moss", "--spend-limit", "1", "--dry-run", "--allow", "no-smoke")
+    assert changed.code == 0, "another file has not been tried yet"
 
 
 @pytest.mark.parametrize("name", ["Moss!", "../x", ""])

@@ -16,6 +16,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger.meter import cost
 from homing.cloud.plan.measured_speeds import LearnedRow, load_table
 from homing.cloud.providers.fixed_prices import find_price
+from homing.doctor.check import Balance
 from homing.world import World
 
 cli = cli_with(steps=10)
@@ -27,6 +28,46 @@ def test_the_table_has_totals_offers_and_how_the_speed_is_known(cli: Homing) -> 
     for word in ("tokens", "FLOPs", "checkpoint", "minimum spend", "local this-computer", "$0.36/h"):
         assert word in said.out
     assert "homing launch moss --spend-limit" in said.err
+
+
+@pytest.mark.parametrize("sign", ["its smoke run has not passed yet", "the maximum is 100"])
+def test_what_launch_refuses_is_said_in_the_same_words_and_not_recommended(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch, sign: str
+) -> None:
+    is_large = "smoke" in sign
+    monkeypatch.setattr("homing.api.runs.refused_launch.needs_smoke_first", lambda run: is_large)
+    typed = ["moss", *([] if is_large else ["--set", "phases.0.steps=20000"])]
+    said = cli("plan", *typed)
+    assert said.code == 0
+    assert "`homing launch` refuses this run." in said.err
+    assert "Next: homing" not in said.err
+    refused = cli("launch", *typed, "--spend-limit", "900", "--yes")
+    assert refused.code == 2
+    assert sign in said.err
+    assert sign in refused.err
+    listed = cli("plan", *typed, "--json").json["refused"]
+    assert [each["kind"] for each in listed] == ["no-smoke" if is_large else "many-passes"]
+
+
+def test_a_limit_that_the_balance_does_not_cover_is_not_recommended(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    balance = Balance(Decimal("0.001"), Decimal(0))
+    monkeypatch.setattr("homing.cloud.providers.local.provider.Local.balance", lambda self: balance, raising=False)
+    said = cli("plan", "moss")
+    assert "$0.0010 left at local; this run may cost" in said.err
+    assert "homing launch moss" not in said.err
+
+
+def test_a_store_that_the_best_offer_cannot_reach_is_said_instead_of_a_launch_command(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "homing.cloud.providers.local.provider.Local.cannot", {"file_store": "It is far away."}, raising=False
+    )
+    said = cli("plan", "moss")
+    assert "cannot reach file:" in said.err
+    assert "Next: homing launch" not in said.err
 
 
 def test_json_is_one_document_with_a_schema(cli: Homing) -> None:

@@ -114,6 +114,20 @@ def test_it_needs_no_torch_without_the_step(folder: Path) -> None:
     assert "LOADED []" in done.stdout
 
 
+def test_what_launch_refuses_is_said_in_its_words(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_data(folder)
+    changes = ["--set", "phases.0.steps=9000", "--set", "tokenizer.vocab_size=300"]
+    assert homing(monkeypatch, "verify", "base", "--no-run", *changes) == 0
+    said = capsys.readouterr().err
+    assert "warning: `homing launch` refuses this run. Phase pretrain would read its text 461 times" in said
+    assert "`homing launch` refuses this run; see above." in said
+    assert "Next:" not in said
+    assert homing(monkeypatch, "verify", "base", "--no-run", "--json", *changes) == 0
+    assert [each["kind"] for each in json.loads(capsys.readouterr().out)["refused"]] == ["many-passes"]
+
+
 @pytest.mark.acceptance(9, 21, 25)
 def test_every_missing_and_empty_file_is_listed_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path

@@ -21,6 +21,7 @@ from homing.api.extend_run import extending_sets, print_schedule
 from homing.api.extras import need
 from homing.api.lookup.find_runs import find_run, meet_host, name_here, open_home, usd
 from homing.api.notices import say_problems
+from homing.api.runs.refused_launch import Refusal, check_allowed, low_balance, raise_refusals, refused_run
 from homing.api.tracking import begin, following, wanted
 from homing.cloud.commands_to_type import Words
 from homing.cloud.contact import home_guard
@@ -41,9 +42,7 @@ from homing.cloud.try_offers import Exact, is_within_plan, launch_any, name_of, 
 from homing.config.home_and_run_files import launch_again, refuse_shared, shares_with, typed_name
 from homing.config.load import Loaded, as_typed, load_run
 from homing.config.parse.key_suggestions import tidy_name
-from homing.config.resolve.smoke_profile import has_smoke_failed, has_smoke_passed, needs_smoke_first
 from homing.config.schema.run_file import NAME_PATTERN
-from homing.doctor.check import Prepaid, check_balance
 from homing.doctor.computer import clock_warning
 from homing.errors import UsageError
 from homing.units import format_duration
@@ -116,6 +115,7 @@ class LaunchOptions:
     instance_type: str | None = None
     trackers: tuple[str, ...] = ()
     tracker_name: str | None = None
+    allow: tuple[str, ...] = ()  # what homing would otherwise refuse: keys of refused_launch.ALLOWED
 
 
 class Answers(Protocol):
@@ -188,6 +188,7 @@ def launch(
     StillBilling if that is not confirmed.
     """
     asked = options or LaunchOptions()
+    check_allowed(asked.allow)
     trackers = wanted(list(asked.trackers), wandb=False, verb="launch")
     sets = extended(run, list(asked.sets), asked.extend, is_smoke=asked.is_smoke, is_resume=asked.resume)
     asked = dataclasses.replace(asked, sets=sets, trackers=tuple(trackers))
@@ -212,6 +213,8 @@ def _start(run: str, asked: LaunchOptions, home: Home, answers: Answers) -> Star
     loaded = _load(run, asked, home)
     words = _words(loaded, asked)
     plan = _plan(loaded, words, asked, home, answers)
+    if not asked.resume:
+        raise_refusals(refused_run(loaded, words, is_smoke=asked.is_smoke, allow=asked.allow))
     row = answers.select(plan)
     if row is None:
         notices.say("Nothing was started.")
@@ -222,17 +225,18 @@ def _start(run: str, asked: LaunchOptions, home: Home, answers: Answers) -> Star
     for sentence in describe_starts(ready, home):
         notices.say(sentence)
     say_plan(ready, home)
+    raise_refusals(_low_balance(ready, asked, home))
     if asked.dry_run:
         return Started(ready, None, _request(ready, home))
     starts_guard = would_start(ready, home)
     if not starts_guard:
         check_armed(ready, home)
-    if not _agrees(ready, row, loaded, asked, answers):
+    if not _agrees(ready, row, answers):
         notices.say("Nothing was started.")
         return None
     if starts_guard:
         _start_guard(ready, home)
-    ready, done = _launch(ready, row, plan, home, answers)
+    ready, done = _launch(ready, row, plan, asked, home, answers)
     for each in asked.trackers:
         follower = following(each, home.path, done.run.id, asked.tracker_name, run=ready.run, store=done.run.store)
         begin(follower, home.world)
@@ -390,37 +394,35 @@ def say_plan(ready: Draft, home: Home) -> None:
         notices.say(f"  {sentence}")
     if warning := clock_warning(home, ready.order.offer.provider):
         say_problems([warning])
-    provider = home.provider(ready.order.offer.provider)
-    if isinstance(provider, Prepaid):
-        found = check_balance(provider, ready.worst_case_usd - ready.spent_before_usd)
-        say_problems([f"{found.text} {found.fix} {found.page}"] if found.is_finding else [])
 
 
-def _agrees(ready: Draft, row: OfferPlan, loaded: Loaded, asked: LaunchOptions, answers: Answers) -> bool:
-    run, offer = ready.run, ready.order.offer
-    if needs_smoke_first(run) and not asked.is_smoke and not has_smoke_passed(loaded.file):
-        first = dataclasses.replace(ready.order.words, is_resume=False).to("launch")
-        if has_smoke_failed(loaded.file) and not asked.resume:
-            raise UsageError(
-                what=f"The smoke run of {loaded.file} failed, so the full run was not started.",
-                why="The full run would most likely fail too, and cost more.",
-                fix=f"Fix the run file, then rerun the smoke profile: {first} --smoke",
-            )
-        notices.say(
-            f"This is a large run, and its smoke run has not passed yet. Start the smoke run first: {first} --smoke"
-        )
-        if not answers.agrees("Launch without it?"):
-            return False
+def _low_balance(ready: Draft, asked: LaunchOptions, home: Home) -> list[Refusal]:
+    """Return a refusal if the account holds less than the run may still cost. If that is allowed, only warn."""
+    provider, needed = home.provider(ready.order.offer.provider), ready.worst_case_usd - ready.spent_before_usd
+    found = low_balance(provider, needed)
+    if "low-balance" not in asked.allow:
+        return found
+    say_problems([str(refusal) for refusal in found])
+    return []
+
+
+def _agrees(ready: Draft, row: OfferPlan, answers: Answers) -> bool:
+    offer = ready.order.offer
     rate, limit = usd(offer.rate_usd_per_hour), usd(ready.spend_limit_usd)
     question = f"Start {machine_words(offer)} on {offer.provider} at {rate}/h, limit {limit}?"
     return answers.agrees(question) and answers.agrees_to_rate(row, ready.order.words, _most_per_hour(ready))
 
 
-def _launch(ready: Draft, row: OfferPlan, plan: Plan, home: Home, answers: Answers) -> tuple[Draft, Launched]:
+def _launch(
+    ready: Draft, row: OfferPlan, plan: Plan, asked: LaunchOptions, home: Home, answers: Answers
+) -> tuple[Draft, Launched]:
     """Launch on the agreed offer. If it is no longer available, launch on the next offer that the user agrees to."""
 
     def agree(other: OfferPlan, instead: Draft) -> bool:
         say_plan(instead, home)
+        if refused := _low_balance(instead, asked, home):
+            say_problems([str(refusal) for refusal in refused])
+            return False
         return answers.agrees_to_next(other, row, _most_per_hour(ready))
 
     return launch_any(ready, plan.offers, home, notify=lambda text: notices.say(f"  {text}"), agree=agree)

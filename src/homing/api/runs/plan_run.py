@@ -14,9 +14,11 @@ from typing import Any
 
 from homing.api.data.stale_shards import refuse_stale
 from homing.api.lookup.find_runs import meet_host, open_home
+from homing.api.runs.refused_launch import Refusal, refused_plan, refused_run
+from homing.cloud.commands_to_type import Words
 from homing.cloud.home import Home
 from homing.cloud.plan.measured_speeds import load_table
-from homing.cloud.plan.plan import OfferPlan, Plan, make_plan
+from homing.cloud.plan.plan import OfferPlan, Plan, make_plan, suggested_limit
 from homing.cloud.plan.without_account import Listed, is_without_key, list_prices
 from homing.cloud.providers.ssh.connection import HostKeyUnknown
 from homing.config.estimate.params_and_flops import sizes
@@ -45,6 +47,7 @@ class Planned:
     plan: Plan | None = None
     listed: list[Listed] = field(default_factory=list)  # list prices per GPU, used if there is no plan
     is_without_key: bool = False
+    refused: list[Refusal] = field(default_factory=list)  # why `homing launch` would refuse this run as it is
 
     @property
     def offers(self) -> list[OfferPlan]:
@@ -65,8 +68,8 @@ class Planned:
     def to_dict(self) -> dict[str, Any]:
         if self.plan is None:
             cards = [_listed_document(row) for row in self.listed]
-            return {"run": self.loaded.run.name, "is_offer": False, "cards": cards}
-        return _document(self.plan, self.loaded, self.at)
+            return {"run": self.loaded.run.name, "is_offer": False, "cards": cards, "refused": _refused(self)}
+        return {**_document(self.plan, self.loaded, self.at), "refused": _refused(self)}
 
 
 def load_planned(
@@ -97,7 +100,9 @@ def plan_run(
     typed = f"{typed_name(loaded.file)}{as_typed(sets, is_smoke=is_smoke)}"
     refuse_stale(loaded, typed)
     with open_home(home) as opened:
-        planned = Planned(loaded, typed, opened.world.now())
+        words = Words(loaded.run.name, typed)
+        refused = refused_run(loaded, words, is_smoke=is_smoke)
+        planned = Planned(loaded, typed, opened.world.now(), refused=refused)
         if rate_usd_per_hour is not None:
             return dataclasses.replace(planned, listed=list_prices(loaded.run, opened, rate_usd_per_hour))
         try:
@@ -107,7 +112,8 @@ def plan_run(
             if not is_without_key(loaded.run, opened):
                 raise
             return dataclasses.replace(planned, listed=list_prices(loaded.run, opened), is_without_key=True)
-        return dataclasses.replace(planned, plan=plan, at=opened.world.now())
+        refused = refused_plan(plan, loaded, words, opened, suggested_limit(plan), is_smoke=is_smoke)
+        return dataclasses.replace(planned, plan=plan, at=opened.world.now(), refused=refused)
 
 
 def family_rows(run: Run) -> list[tuple[str, str]]:
@@ -142,6 +148,10 @@ def precision_rows(plan: Plan) -> list[tuple[str, str]]:
         f"{row.shape.num_layers} x {row.shape.width} {gain:.2f}x as fast on {row.card}" for row, gain in gains
     )
     return [("precision", f"bf16; measured with train.precision=fp8: {measured}")]
+
+
+def _refused(planned: Planned) -> list[dict[str, str]]:
+    return [dataclasses.asdict(refusal) for refusal in planned.refused]
 
 
 def _document(plan: Plan, loaded: Loaded, now: float) -> dict[str, Any]:

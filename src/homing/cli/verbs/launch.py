@@ -10,14 +10,15 @@ import typer
 
 from homing.api.lookup.find_runs import parse_limit, usd
 from homing.api.runs.launch_run import LaunchInterrupted, LaunchOptions, Started, launch, machine_words
+from homing.api.runs.refused_launch import ALLOWED
 from homing.cli import ask, output
-from homing.cli.options import Json, Phases, RunRequired, Sets, TrackerName, Trackers, Wandb, Yes
+from homing.cli.options import Gpu, Json, Phases, RunRequired, Sets, TrackerName, Trackers, Wandb, Yes
 from homing.cloud.commands_to_type import Words
 from homing.cloud.launch.launch import Draft
 from homing.cloud.plan.plan import OfferPlan, Plan
 from homing.cloud.providers.ssh.connection import HostKeyUnknown
 from homing.cloud.try_offers import name_of
-from homing.config.load import with_phases
+from homing.config.load import with_options
 from homing.errors import UsageError
 from homing.units import counted, format_duration, parse_duration
 
@@ -32,6 +33,7 @@ def command(
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Override the name of this run.")] = None,
     sets: Sets = None,
     phase: Phases = None,
+    gpu: Gpu = None,
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Run a scaled-down version of the run that finishes in minutes.")
     ] = False,
@@ -57,6 +59,14 @@ def command(
     one_guard: Annotated[
         bool, typer.Option("--one-guard", help="Allow a launch with only one guard; two are required by default.")
     ] = False,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow",
+            metavar="KIND",
+            help=f"Launch although homing would refuse: {', '.join(ALLOWED)}; repeatable. --yes does not include it.",
+        ),
+    ] = None,
     committed_only: Annotated[
         bool, typer.Option("--committed-only", help="Refuse to launch with uncommitted changes.")
     ] = False,
@@ -85,13 +95,14 @@ def command(
     options = LaunchOptions(
         spend_limit_usd=parse_limit(spend_limit),
         name=name,
-        sets=tuple(with_phases(sets, phase)),
+        sets=tuple(with_options(sets, phases=phase, gpu=gpu)),
         is_smoke=smoke,
         resume=resume,
         extend=extend,
         dry_run=dry_run,
         keep_on_failure_s=_parse_keep(keep_on_failure),
         one_guard=one_guard,
+        allow=tuple(allow or ()),
         committed_only=committed_only,
         no_spot=no_spot,
         cloud=cloud,

@@ -10,17 +10,17 @@ import typer
 
 from homing.api.lookup.find_runs import parse_limit, usd
 from homing.api.notices import say_problems
-from homing.api.runs.plan_run import family_rows, load_planned, plan_run, precision_rows
+from homing.api.runs.plan_run import Planned, family_rows, load_planned, plan_run, precision_rows
 from homing.cli import output
 from homing.cli.ask import agrees_to_host
-from homing.cli.options import Json, Phases, RunName, Sets
+from homing.cli.options import Gpu, Json, Phases, RunName, Sets
 from homing.cli.plan_without_account import parse_rate, show_listed
 from homing.cloud.ledger import meter
 from homing.cloud.plan.offers import rate_age
 from homing.cloud.plan.plan import OfferPlan, Plan, suggested_limit
 from homing.cloud.providers.base import Offer
 from homing.cloud.try_offers import name_of
-from homing.config.load import Loaded, with_phases
+from homing.config.load import Loaded, with_options
 from homing.units import format_bytes, format_count, format_duration, format_rate
 from homing.wire import codec
 
@@ -34,6 +34,7 @@ def command(
     run: RunName = None,
     sets: Sets = None,
     phase: Phases = None,
+    gpu: Gpu = None,
     smoke: Annotated[
         bool,
         typer.Option("--smoke", help="Plan a smoke run (a scaled-down version of the run) instead of the full run."),
@@ -53,7 +54,7 @@ def command(
     json_: Json = False,
 ) -> None:
     """Show hours and dollars per offer, cheapest to finish first. Rents nothing."""
-    sets = with_phases(sets, phase)
+    sets = with_options(sets, phases=phase, gpu=gpu)
     own_rate, limit = parse_rate(rate), parse_limit(spend_limit)
     if resolved:
         _show_resolved(load_planned(run, sets, is_smoke=smoke, spend_limit_usd=limit))
@@ -70,10 +71,11 @@ def command(
         show_listed(planned)
         return
     output.emit("plan/1", planned.to_dict())
-    _show(planned.plan, planned.loaded, planned.at, planned.typed)
+    _show(planned.plan, planned)
 
 
-def _show(plan: Plan, loaded: Loaded, now: float, typed: str) -> None:
+def _show(plan: Plan, planned: Planned) -> None:
+    loaded, now, typed = planned.loaded, planned.at, planned.typed
     run = plan.run
     rows = [
         ("parameters", f"{run.sizes.num_params:,}"),
@@ -96,6 +98,9 @@ def _show(plan: Plan, loaded: Loaded, now: float, typed: str) -> None:
     _say_left_out(plan)
     say_problems([*loaded.warnings, *plan.warnings])
     output.say(f"\n{_recommendation(plan)}")
+    _say_refused(planned)
+    if planned.refused and not _is_long_here(plan):
+        return
     then = f"homing launch {typed} --spend-limit {suggested_limit(plan)}"
     if _is_long_here(plan):
         output.say(
@@ -104,6 +109,14 @@ def _show(plan: Plan, loaded: Loaded, now: float, typed: str) -> None:
         )
         then = f"homing plan {typed} --set cloud.providers=runpod"
     output.say(f"Next: {then}" if loaded.is_prepared else f"Next: homing prep {typed}   then: {then}")
+
+
+def _say_refused(planned: Planned) -> None:
+    """Instead of a launch command, say why `homing launch` refuses this run and what to change."""
+    for refusal in planned.refused:
+        output.say(f"warning: `homing launch` refuses this run. {refusal}\n  fix {refusal.fix}")
+    if planned.refused and not planned.loaded.is_prepared:
+        output.say(f"The text is not prepared yet either: homing prep {planned.typed}")
 
 
 def _is_long_here(plan: Plan) -> bool:

@@ -44,6 +44,9 @@ def command(
     raise_problems(found)
     is_all = loaded.is_prepared and not found.document.get("step", {}).get("left_out")
     sound = "All checks passed." if is_all else "The checks that ran passed."
+    if found.document["refused"]:
+        output.say(f"{sound} But change the run file first: `homing launch` refuses this run; see above.")
+        return
     output.say(f"{sound} {'Next:' if loaded.is_prepared else 'Prepare the data:'} {found.document['next']}")
 
 

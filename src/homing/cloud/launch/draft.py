@@ -35,7 +35,7 @@ from homing.wire.control_files import Heartbeat
 from homing.wire.guard_timing import allowed_s
 from homing.wire.run_json import Phase, Run
 
-__all__ = ["Draft", "LaunchOrder", "draft", "waits_for_home", "with_time", "without_time"]
+__all__ = ["Draft", "LaunchOrder", "check_order", "draft", "waits_for_home", "with_time", "without_time"]
 
 _FIRST_HEARTBEAT_S = 120.0  # minimum timeout; a provider that boots slowly gets a multiple of its usual boot time
 _BOOT_FACTOR = 5.0
@@ -107,14 +107,7 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
     earlier = _run_to_resume(order, home) if order.resume else None
     if earlier is None:
         check_lost(home, run.name, run.store)
-    live = next((r for r in home.ledger.runs() if r.name == run.name and r.state in LIVE_STATES), None)
-    if live is not None:
-        raise UsageError(
-            what=f"A run named {run.name} is already live: {live.id}.",
-            why="Two runs with the same name would overwrite each other's model.",
-            fix=f"Watch it: homing watch {live.id}   or end it: homing stop {live.id}, homing destroy {live.id}"
-            "   or use another name: --name OTHER",
-        )
+    _check_name(order, home)
     _check_reach(order, home)
     lines = at_their_most(home, home.ledger.lines(earlier.id)) if earlier else []
     _check_bounded(home, lines)
@@ -138,6 +131,29 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
         final = with_time(final, order.offer, timing, limit, spent)
     is_at_most = any(line.is_at_most for line in lines)
     return Draft(order, final, attempt, make_mark(home.owner, run_id, attempt), limit, spent, timing, is_at_most)
+
+
+def check_order(order: LaunchOrder, home: Home) -> None:
+    """Raise the UsageError of a new launch that an offer and a limit are enough to find, without asking a provider."""
+    assert order.timing is not None, "the plan's timing for this offer"
+    assert order.spend_limit_usd is not None, "the limit that the plan recommends"
+    _check_rate(order)
+    if home.has_ledger:
+        _check_name(order, home)
+    _check_reach(order, home)
+    _check_minimum(order, order.timing, order.spend_limit_usd, Decimal(0), [])
+
+
+def _check_name(order: LaunchOrder, home: Home) -> None:
+    name = order.run.name
+    live = next((r for r in home.ledger.runs() if r.name == name and r.state in LIVE_STATES), None)
+    if live is not None:
+        raise UsageError(
+            what=f"A run named {name} is already live: {live.id}.",
+            why="Two runs with the same name would overwrite each other's model.",
+            fix=f"Watch it: homing watch {live.id}   or end it: homing stop {live.id}, homing destroy {live.id}"
+            "   or use another name: --name OTHER",
+        )
 
 
 def _unprepared(run: Run) -> list[str]:

@@ -3,9 +3,9 @@
   run file + --smoke -> part of the text, a few narrow layers, short context, small vocabulary, 200 steps, small batch
                      -> NAME-smoke
 
-Everything else in the file is unchanged, so text, optimizer, schedule, store and providers are really tested. Before a
-large run, `homing launch` tells the user to do a smoke run first, and it refuses to launch if the smoke run failed. The
-record is stored in $HOMING_HOME/smoke, in a file named after the hash of the run file.
+Everything else in the file is unchanged, so text, optimizer, schedule, store and providers are really tested. `homing
+launch` refuses a large run until its smoke run has passed. The record is stored in $HOMING_HOME/smoke, in a file named
+after the hash of the run file.
 """
 
 from __future__ import annotations
