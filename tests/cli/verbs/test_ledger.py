@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from decimal import Decimal
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.cli.control_rig import Homing, cli_with
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import AT_MOST, LedgerLine, RunRow
 from homing.cloud.ledger.mark import make_mark
+from homing.config.home_and_run_files import PROJECT_NOTE
 from homing.world import World
 
 cli = cli_with(steps=4)
@@ -27,8 +29,9 @@ def test_the_receipt_and_the_total_are_there_after_the_run(cli: Homing) -> None:
     assert ledger["schema"] == "homing.ledger/1"
     (line,) = ledger["lines"]
     assert line["schema"] == "homing.ledger-line/1"
-    assert line["spend_usd"] == ledger["total_usd"]
-    assert 0 < float(ledger["total_usd"]) < 0.02
+    assert line["spend_usd"] == ledger["made_up_usd"]
+    assert 0 < float(ledger["made_up_usd"]) < 0.02
+    assert ledger["total_usd"] == "0"
     assert cli("ledger", "fern").code == 2
 
 
@@ -65,7 +68,46 @@ def test_columns_add_up_and_a_difference_of_a_millionth_is_no_leak(cli: Homing, 
     assert second.split()[-4:] == ["$0.0101", "$0.0100", "under", "$0.0001"]
     assert total.split()[-1] == "$0.0225"
     assert "Counted by homing: $0.0225, reported by providers: $0.0224" in said.err
-    assert cli("ledger", "--json").json["total_usd"] == "0.0223404", "to the last digit, for programs"
+    assert cli("ledger", "--json").json["made_up_usd"] == "0.0223404", "to the last digit, for programs"
+
+
+def test_made_up_dollars_are_not_added_to_real_ones(cli: Homing, homing_home: Path) -> None:
+    home = Home(homing_home, World())
+    for number, (provider, spend) in enumerate({"local": "5", "runpod": "0.25"}.items(), start=1):
+        run_id = f"moss-{number}"
+        mark = make_mark(home.owner, run_id, 1)
+        line = LedgerLine(mark, run_id, "moss", 1, provider, "a-machine", "3.6", "12", float(number))
+        home.ledger.intend(RunRow(run_id, "moss", "done", float(number), "file:/nowhere", "f" * 64, "12"), line)
+        home.ledger.close(mark, at=901.0, spend_usd=Decimal(spend), note="")
+    said = cli("ledger", "moss")
+    *_, real, made_up = said.out.strip().splitlines()
+    assert (real.split()[0], real.split()[-1]) == ("total", "$0.25")
+    assert (made_up[:14], made_up.split()[-1]) == ("total, made up", "$5.00")
+    assert "made up, and nobody is billed" in said.err
+    document = cli("ledger", "--json").json
+    assert (document["total_usd"], document["made_up_usd"]) == ("0.25", "5")
+    last = cli("ledger", "--last", "0")
+    assert "$5.25" not in last.out
+    assert "1 earlier line, closed, made up" in last.out
+    assert cli("ledger", "--last", "0", "--json").json["total_usd"] == "0.25"
+
+
+def test_a_name_does_not_include_its_runs_from_other_folders(cli: Homing, homing_home: Path, tmp_path: Path) -> None:
+    home = Home(homing_home, World())
+    for run_id, spend in (("moss-1", "3"), ("moss-2", "0.25")):
+        mark = make_mark(home.owner, run_id, 1)
+        line = LedgerLine(mark, run_id, "moss", 1, "runpod", "a-machine", "3.6", "12", 1.0)
+        home.ledger.intend(RunRow(run_id, "moss", "done", 1.0, "file:/nowhere", "f" * 64, "12"), line)
+        home.ledger.close(mark, at=901.0, spend_usd=Decimal(spend), note="")
+    note = homing_home / "runs" / "moss-1" / PROJECT_NOTE
+    note.parent.mkdir(parents=True)
+    note.write_text(json.dumps({"folder": str(tmp_path)}))
+    said = cli("ledger", "moss")
+    assert said.out.strip().splitlines()[-1].split()[-1] == "$0.25"
+    assert "1 run of this name was started in other folders and not included: moss-1" in said.err
+    document = cli("ledger", "moss", "--json").json
+    assert (document["total_usd"], document["elsewhere"]) == ("0.25", ["moss-1"])
+    assert cli("ledger", "--json").json["total_usd"] == "3.25"
 
 
 def _line(home: Home, attempt: int) -> LedgerLine:

@@ -93,7 +93,7 @@ class Board:
         self._looks: dict[str, _Look] = {}
         self._plans: dict[str, Planned] = {}  # by mark
         self._money = _Money()
-        self._receipts: tuple[tuple[int, frozenset[str]], Receipts] | None = None
+        self._receipts: tuple[tuple[int, frozenset[str]], dict[str, Receipts]] | None = None
         self._is_busy = False  # whether a run is live or anything is billing
 
     # --- for the web ---
@@ -226,16 +226,17 @@ class Board:
         return self._home.ledger.unfinished_runs(_MOST_ENDED)
 
     def _total(self, open_: list[LedgerLine], now: float) -> str:
-        """Return the total cost of all ledger lines; "" if there are none."""
+        """Return the total real cost of all ledger lines; "" if there are none. Local runs have made-up dollars."""
         # Receipts do not change, so they are summed again only after a line is written, closed or reopened.
         key = self._home.ledger.num_lines(), frozenset(line.mark for line in open_)
         if self._receipts is None or self._receipts[0] != key:
             self._receipts = key, self._home.ledger.receipts()
-        receipts, billing = self._receipts[1], billing_lines(open_)
-        if not receipts.number and not billing:
+        real = [each for provider, each in self._receipts[1].items() if provider not in meter.FREE_PROVIDERS]
+        billing = [line for line in billing_lines(open_) if meter.is_charged(line)]
+        if not any(each.number for each in real) and not billing:
             return ""
-        total = receipts.total_usd + meter.total_spend(billing, now)
-        return ("at most " if receipts.is_at_most else "") + meter.show_usd(total)
+        total = sum((each.total_usd for each in real), meter.total_spend(billing, now))
+        return ("at most " if any(each.is_at_most for each in real) else "") + meter.show_usd(total)
 
     # --- one look per run, concurrently ---
 

@@ -37,6 +37,7 @@ def command(
     column = UsdColumn.of(
         [
             *costs.hidden,
+            *costs.hidden_made_up,
             *costs.spends.values(),
             *(each for bill in bills for each in (bill.ours_usd, bill.provider_usd)),
         ]
@@ -44,6 +45,11 @@ def command(
     output.table([*_HEADERS, "provider bill", "difference"], _rows(costs, column))
     if costs.num_left_out:
         output.say(f"{counted(costs.num_left_out, 'earlier line')} not shown. Show them: homing ledger --all")
+    if costs.elsewhere:
+        said = counted(len(costs.elsewhere), "run of this name was", "runs of this name were")
+        output.say(f"{said} started in other folders and not included: {', '.join(costs.elsewhere)}")
+    if costs.has_made_up:
+        output.say("The dollars of the local provider are made up, and nobody is billed for them.")
     say_problems(costs.problems)
     if costs.total_usd:
         output.say(meter.MARGIN_WORDS)
@@ -70,12 +76,17 @@ def _rows(costs: Costs, column: UsdColumn) -> list[tuple[object, ...]]:
         )
         for line in costs.lines
     ]
-    before = sum((column.up(usd_) * number for usd_, number in costs.hidden.items()), Decimal(0))
-    if costs.num_left_out:
-        earlier = counted(costs.num_left_out, "earlier line")
-        rows.insert(0, (f"{earlier}, closed", "", "", "", "", "", "", "", "", column.show(before), "", ""))
-    total = ("at most " if costs.is_at_most else "") + column.show(before + column.total(costs.spends.values()))
-    return [*rows, ("total", "", "", "", "", "", "", "", "", total)]
+    earlier, totals = [], []
+    for is_real, hidden, name in ((True, costs.hidden, "total"), (False, costs.hidden_made_up, "total, made up")):
+        before = sum((column.up(usd_) * number for usd_, number in hidden.items()), Decimal(0))
+        if hidden:
+            lines = counted(sum(hidden.values()), "earlier line")
+            closed = f"{lines}, closed" if is_real else f"{lines}, closed, made up"
+            earlier.append((closed, *[""] * 8, column.show(before), "", ""))
+        if costs.has_real if is_real else costs.has_made_up:
+            sum_usd = before + column.total(costs.shown_usd(is_real=is_real))
+            totals.append((name, *[""] * 8, ("at most " if costs.is_at_most else "") + column.show(sum_usd)))
+    return [*earlier, *rows, *totals]
 
 
 def _shown(column: UsdColumn, bill: Bill | None) -> tuple[str, str]:

@@ -17,7 +17,8 @@ import dataclasses
 import difflib
 import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -211,6 +212,20 @@ class Receipts:
     @functools.cached_property
     def total_usd(self) -> Decimal:
         return sum((Decimal(amount) * number for amount, number in self.amounts.items()), Decimal(0))
+
+
+@dataclass(frozen=True)
+class _Named:
+    """Selects the lines of a run name, or all lines. The runs in `without` have that name but are not meant."""
+
+    name: str | None = None
+    without: Collection[str] = ()
+
+    @property
+    def sql(self) -> tuple[str, list[Any]]:
+        if self.name is None:
+            return "1", []
+        return f"run_name = ? AND run_id NOT IN ({_GIVEN})", [self.name, json.dumps(list(self.without))]
 
 
 class Ledger:
@@ -531,9 +546,12 @@ class Ledger:
         """Return the adopted lines: those with a mark that does not start with `prefix`, the local owner's prefix."""
         return self._lines(f"WHERE substr(mark, 1, ?) != ? {_OLDEST_FIRST}", [len(prefix), prefix])
 
-    def last_lines(self, last: int, run_name: str | None = None) -> list[LedgerLine]:
-        """Return every open line plus the `last` newest lines, oldest first, or only those of runs named `run_name`."""
-        where, params = ("1", []) if run_name is None else ("run_name = ?", [run_name])
+    def last_lines(self, last: int, run_name: str | None = None, without: Collection[str] = ()) -> list[LedgerLine]:
+        """Return every open line plus the `last` newest lines, oldest first.
+
+        `run_name`: only lines of runs with this name, except the runs whose ids are in `without`.
+        """
+        where, params = _Named(run_name, without).sql
         newest = f"SELECT rowid FROM lines WHERE {where} ORDER BY intent_at DESC, rowid DESC LIMIT ?"
         shown = f"WHERE {where} AND ({_IS_OPEN} OR rowid IN ({newest})) {_OLDEST_FIRST}"
         return self._lines(shown, [*params, *params, max(0, last)])
@@ -543,20 +561,26 @@ class Ledger:
         sql = "SELECT DISTINCT provider FROM lines WHERE substr(mark, 1, ?) = ?"
         return {row["provider"] for row in self._execute((sql, [len(prefix), prefix]))}
 
-    def receipts(self, run_name: str | None = None) -> Receipts:
-        """Return the total cost of all closed lines, without reading them one by one."""
-        where, params = ("1", []) if run_name is None else ("run_name = ?", [run_name])
-        where += f" AND (NOT {_IS_OPEN} OR created_at IS NULL)"
-        amounts = self._execute(
-            (f"SELECT spend_usd, COUNT(*) AS number FROM lines WHERE {where} GROUP BY spend_usd", params)
+    def receipts(self, run_name: str | None = None, without: Collection[str] = ()) -> dict[str, Receipts]:
+        """Return the costs of all closed lines, by provider, without reading the lines one by one.
+
+        `run_name`: only lines of runs with this name, except the runs whose ids are in `without`.
+        """
+        where, params = _Named(run_name, without).sql
+        at_most = f"MAX(NOT {_IS_OPEN} AND substr(note, 1, ?) = ?)"
+        sql = (
+            f"SELECT provider, spend_usd, COUNT(*) AS number, {at_most} AS is_at_most FROM lines"
+            f" WHERE {where} AND (NOT {_IS_OPEN} OR created_at IS NULL) GROUP BY provider, spend_usd"
         )
-        at_most = f"SELECT 1 FROM lines WHERE {where} AND NOT {_IS_OPEN} AND substr(note, 1, ?) = ? LIMIT 1"
-        is_at_most = bool(self._execute((at_most, [*params, len(AT_MOST), AT_MOST])))
-        found: dict[str, int] = {}
-        for row in amounts:  # an unreadable amount counts as zero, and `_lines` reports its row
-            usd = usd_in(row["spend_usd"]) or "0"
-            found[usd] = found.get(usd, 0) + row["number"]
-        return Receipts(found, is_at_most)
+        amounts: dict[str, Counter[str]] = {}
+        bounds: set[str] = set()
+        for row in self._execute((sql, [len(AT_MOST), AT_MOST, *params])):
+            provider = str(row["provider"])
+            # an unreadable amount counts as zero, and `_lines` reports its row
+            amounts.setdefault(provider, Counter())[usd_in(row["spend_usd"]) or "0"] += row["number"]
+            if row["is_at_most"]:
+                bounds.add(provider)
+        return {provider: Receipts(found, provider in bounds) for provider, found in amounts.items()}
 
     def _lines(self, how: str, params: Sequence[Any] = ()) -> list[LedgerLine]:
         found = [LedgerLine(**read_line(row, self._world.now())) for row in self._execute((f"{_LINES} {how}", params))]

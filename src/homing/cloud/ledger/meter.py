@@ -30,6 +30,7 @@ from homing.wire.guard_timing import allowed_s, reserve_s
 
 __all__ = [
     "AT_MOST_WORDS",
+    "FREE_PROVIDERS",
     "MARGIN_S",
     "MARGIN_WORDS",
     "MOST_DRIFT_S",
