@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cloud.rig import make_draft, make_run, marked_now
 
+from homing.api.lookup.list_runs import run_row
 from homing.cloud.contact.home_guard import sign_in
 from homing.cloud.guard import relaunch
 from homing.cloud.guard.change_limit_or_stop import ask_to_stop, change_limit, propose, wait_for_stop
@@ -17,12 +18,18 @@ from homing.cloud.home import Home
 from homing.cloud.launch.armed_guards import armed, check_armed, count_alive, guards
 from homing.cloud.launch.draft import without_time
 from homing.cloud.launch.launch import Draft, LaunchOrder, draft, launch
+from homing.cloud.ledger.ledger import LedgerLine, RunRow
+from homing.cloud.ledger.meter import show_usd
 from homing.cloud.providers.base import Needs, wait_until
 from homing.cloud.providers.local.provider import Local
+from homing.cloud.reconcile.run_status import guards_on_instance, look
+from homing.cloud.watch.progress import progress_line
 from homing.errors import UsageError
 from homing.store import run_key
 from homing.wire import file_names
 from homing.wire.boot_json import EndBilling
+from homing.wire.codec import dumps
+from homing.wire.control_files import Heartbeat
 from homing.wire.run_json import Limits
 
 
@@ -57,6 +64,27 @@ def test_it_gets_a_time_limit_from_the_plan_which_bounds_the_worst_case(
     said = " ".join(guards(made, home))
     assert "not armed: It cannot end itself." in said
     assert "If the run finishes while this computer is off, its instance keeps billing until" in said
+
+
+def test_runs_and_status_show_what_can_really_be_spent_and_which_guards_can_end_billing(
+    home: Home, tmp_path: Path, helpless: None
+) -> None:
+    made = planned(home, tmp_path)
+    line = LedgerLine(made.mark, made.run.id, "moss", 1, "local", "o", "0.36", "1.00", 0.0, created_at=0.0)
+    row = RunRow(made.run.id, "moss", "running", 0.0, "file:/nowhere", "f" * 64, "1.00")
+    home.world.mkdir(home.run_dir(row.id))
+    home.world.write(home.run_dir(row.id) / "run.json", dumps(made.run).encode())
+    status = look(home, row, [line])
+    assert status.most_usd == made.worst_case_usd < Decimal("1.00")
+    assert run_row(status, 0.0)[4] == f"{show_usd(made.worst_case_usd)} by time"
+    assert status.to_dict()["most_usd"] == str(made.worst_case_usd)
+    assert "of $1.00" not in progress_line(status, None, None, None)
+    beat = Heartbeat(20.0, made.mark, 1, "training", 0.0, "0.36", "1", has_dead_man=True)
+    said = guards_on_instance(home, line, beat)
+    assert said == (
+        "agent and dead-man save and push within the limit, but cannot end billing."
+        " local's own limit and a local guard can."
+    )
 
 
 def test_a_nearer_or_user_defined_limit_is_kept(home: Home, tmp_path: Path, helpless: None) -> None:

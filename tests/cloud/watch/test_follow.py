@@ -467,7 +467,8 @@ def test_a_watch_begins_with_the_rate_the_guards_and_the_last_stored_checkpoint(
     (head,) = [report for report in watched._poll() if report.kind == "head"]
     rented = "attempt 1 on local o | $36.00/h, no limit"
     learned = "loss 6.000 at step 10, 4.500 at step 30"
-    guarded = "guarded on the instance by the agent and the dead-man process | safe in the store: no checkpoint yet"
+    unknown = "local is not set up here, so it is unknown whether they can end billing"
+    guarded = f"guards on the instance: agent and dead-man; {unknown} | safe in the store: no checkpoint yet"
     assert head.text == f"{rented} | {guarded} | {learned}"
     assert head.data["rate_usd_per_hour"] == "36"
     assert not [report for report in watched._poll() if report.kind == "head"], "once for each machine"
@@ -478,7 +479,8 @@ def test_a_watch_begins_with_the_rate_the_guards_and_the_last_stored_checkpoint(
     again = _Watch(home, watched.run, 1.0)
     again.refresh_due = watched.refresh_due
     (head,) = [report for report in again._poll() if report.kind == "head"]
-    assert "guarded on the instance by the agent only | safe in the store: pretrain step 20 | " in head.text
+    assert "guards on the instance: agent only; local is not set up here" in head.text
+    assert "| safe in the store: pretrain step 20 | " in head.text
 
 
 def test_a_watch_repeats_only_the_last_validations_of_the_past(home: Home) -> None:

@@ -145,11 +145,19 @@ def run_row(status: Status, now: float) -> list[str]:
         status.run.state,
         f"{beat.step:,}/{beat.num_steps:,}" if beat and beat.num_steps else "",
         meter.at_most(*status.lines) + usd(status.spend_usd),
-        usd(status.limit_usd) if status.limit_usd is not None else "",
+        _limit(status),
         format_duration(max(0.0, now - status.run.created_at)),
         f"{last.provider} {last.instance_id or last.mark} {last.state}" if last else "",
         last.billing if last and meter.is_charged(last) else "no",
     ]
+
+
+def _limit(status: Status) -> str:
+    """Return the most that the run can cost. It is less than the spend limit if a time limit is reached first."""
+    if status.limit_usd is None or status.most_usd is None:
+        return ""
+    by_time = " by time" if status.most_usd < status.limit_usd else ""
+    return f"{usd(status.most_usd)}{by_time}"
 
 
 def forgotten_row(line: LedgerLine, now: float) -> list[str]:

@@ -23,7 +23,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import ADOPTED, LedgerLine, RunRow
 from homing.cloud.ledger.meter import at_most, billing_word, is_charged, line_spend
 from homing.cloud.reconcile.reconcile import refresh
-from homing.cloud.reconcile.run_status import Status, figures_of, look, newest_pushed
+from homing.cloud.reconcile.run_status import Status, figures_of, guards_on_instance, look, newest_pushed
 from homing.cloud.watch.progress import ahead, planned, progress_line
 from homing.cloud.watch.run_output import EventFeed
 from homing.errors import HomingError
@@ -134,7 +134,8 @@ def look_closely(home: Home, run: RunRow, problems: list[str]) -> Closely:
         "problems": problems,
     }
     progress = progress_line(status, beat, figures, plan)
-    rows = _rows(status, progress, ways, pushed, str(kept or ""), [event.text for event in actions])
+    guards = guards_on_instance(home, status.lines[-1], beat) if beat is not None and status.is_billing else ""
+    rows = _rows(status, progress, guards, ways, pushed, str(kept or ""), [event.text for event in actions])
     if status.is_billing and (status.problem or status.is_silent) and (said := _last_log_line(home, status.lines[-1])):
         rows.append(("log", said))
     if status.is_billing:
@@ -170,7 +171,7 @@ def _page(home: Home, status: Status) -> str:
 
 
 def _rows(
-    status: Status, progress: str, ways: dict[str, str], pushed: str, kept: str, actions: list[str]
+    status: Status, progress: str, guards: str, ways: dict[str, str], pushed: str, kept: str, actions: list[str]
 ) -> list[tuple[str, str]]:
     run = status.run
     beat = status.reports.heartbeat if status.reports else None
@@ -182,8 +183,8 @@ def _rows(
     if beat is not None and status.heartbeat_age_s is not None:
         old = ", which is too long: the instance may be disconnected or dead" if status.is_silent else ""
         rows.append(("heartbeat", f"{beat.state}, {format_duration(status.heartbeat_age_s)} ago{old}"))
-        if status.is_billing:
-            rows.append(("guards", "agent and dead-man" if beat.has_dead_man else "agent only"))
+        if guards:
+            rows.append(("guards", guards))
         rows.append(("pushed", _pushed(pushed, is_all=beat.is_pushed)))
         if beat.problem:
             rows.append(("problem", beat.problem))

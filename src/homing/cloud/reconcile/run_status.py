@@ -14,6 +14,7 @@ from homing.cloud.contact.read_metrics import MetricLog
 from homing.cloud.home import Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
+from homing.cloud.providers.base import can_end_itself
 from homing.errors import HomingError, UsageError
 from homing.store import Store, pace_of, run_key
 from homing.units import format_count
@@ -30,6 +31,7 @@ __all__ = [
     "check_interval",
     "dump_line",
     "figures_of",
+    "guards_on_instance",
     "how_far",
     "look",
     "newest_beat",
@@ -56,10 +58,20 @@ class Status:
     at: float = 0.0  # the time at which this status was read
     phases: tuple[str, ...] = ()  # the run's phases, in order; empty if its run.json is not on this computer
     steps: Mapping[str, int] = field(default_factory=dict)  # planned steps by phase
+    time_limit_s: float = 0.0  # of each attempt, set by the user or by homing; 0: none, or unknown on this computer
 
     @property
     def limit_usd(self) -> Decimal | None:
         return None if self.run.spend_limit_usd is None else Decimal(self.run.spend_limit_usd)
+
+    @property
+    def most_usd(self) -> Decimal | None:
+        """Return the most that a live run can cost: its spend limit, or less if its time limit is reached first."""
+        if self.limit_usd is None or not self.run.is_live or not self.lines:
+            return self.limit_usd
+        *earlier, last = self.lines
+        before = meter.total_spend(earlier, self.at)
+        return meter.worst_case(Decimal(last.rate_usd_per_hour), self.limit_usd, self.time_limit_s, before)
 
     @property
     def is_billing(self) -> bool:
@@ -86,6 +98,7 @@ class Status:
             "spend_usd": str(self.spend_usd),
             "is_at_most": any(line.is_at_most for line in self.lines),  # True if spend_usd includes an upper bound
             "spend_limit_usd": self.run.spend_limit_usd,
+            "most_usd": None if self.most_usd is None else str(self.most_usd),  # less, if the time limit comes first
             "is_billing": self.is_billing,
             "fetched_step": self.run.fetched_step,
             "heartbeat": codec.dump(heartbeat) if heartbeat else None,
@@ -124,16 +137,31 @@ def look(home: Home, run: RunRow, lines: list[LedgerLine] | None = None) -> Stat
             problem = f"Could not read the store: {cause(exc)}"
     beat = reports.heartbeat if reports else None
     age_s = heartbeats.age_s(home, run.id, beat) if beat else None
-    steps = _steps(home, run)
-    return Status(run, lines, reports, meter.total_spend(lines, now), age_s, problem, now, tuple(steps), steps)
+    record = _record(home, run)
+    steps = {phase.kind: phase.num_steps for phase in record.phases} if record else {}
+    time_limit_s = record.limits.time_s if record else 0.0
+    spend = meter.total_spend(lines, now)
+    return Status(run, lines, reports, spend, age_s, problem, now, tuple(steps), steps, time_limit_s)
 
 
-def _steps(home: Home, run: RunRow) -> dict[str, int]:
+def _record(home: Home, run: RunRow) -> Run | None:
     try:
-        record = codec.loads(Run, home.world.read(home.run_dir(run.id) / file_names.RUN))
+        return codec.loads(Run, home.world.read(home.run_dir(run.id) / file_names.RUN))
     except (OSError, ValueError):
-        return {}
-    return {phase.kind: phase.num_steps for phase in record.phases}
+        return None
+
+
+def guards_on_instance(home: Home, line: LedgerLine, beat: Heartbeat) -> str:
+    """Return which of homing's processes guard the instance, and whether they can end its billing."""
+    alive = "agent and dead-man" if beat.has_dead_man else "agent only"
+    try:
+        provider = home.provider_of(line)
+    except (HomingError, OSError):
+        return f"{alive}; {line.provider} is not set up here, so it is unknown whether they can end billing"
+    if can_end_itself(provider):
+        return alive
+    own = f" {provider.name}'s own limit and a local guard can." if provider.guard else " Only a local guard can."
+    return f"{alive} save and push within the limit, but cannot end billing.{own}"
 
 
 def newest_beat(status: Status, metric: Metric | None) -> Heartbeat | None:

@@ -24,7 +24,15 @@ from homing.cloud.plan.speed import remember_speed
 from homing.cloud.reconcile.inventory import is_lost
 from homing.cloud.reconcile.lost_ledger import read_lost
 from homing.cloud.reconcile.reconcile import unread
-from homing.cloud.reconcile.run_status import Status, check_interval, look, newest_beat, newest_pushed, reached
+from homing.cloud.reconcile.run_status import (
+    Status,
+    check_interval,
+    guards_on_instance,
+    look,
+    newest_beat,
+    newest_pushed,
+    reached,
+)
 from homing.cloud.watch.progress import Planned, ahead, planned, progress_line
 from homing.cloud.watch.run_output import EventFeed, Report
 from homing.errors import HomingError, IntegrityError, StillBilling, StoreError
@@ -136,12 +144,12 @@ class _Watch:
         pushed = self._ask(lambda: newest_pushed(self.home, self.run))
         self.headed = line.mark
         limit = "no limit" if status.limit_usd is None else f"limit {meter.show_usd(status.limit_usd)}"
+        if status.limit_usd is not None and status.most_usd is not None and status.most_usd < status.limit_usd:
+            limit += f", at most {meter.show_usd(status.most_usd)} within its time limit"
         parts = [
             f"attempt {line.attempt} on {line.provider} {line.offer}",
             f"{meter.show_usd(Decimal(line.rate_usd_per_hour))}/h, {limit}",
-            "guarded on the instance by the agent and the dead-man process"
-            if beat.has_dead_man
-            else "guarded on the instance by the agent only",
+            f"guards on the instance: {guards_on_instance(self.home, line, beat)}",
             f"safe in the store: {pushed or 'no checkpoint yet'}",
         ]
         if learned := self.feed.learned():

@@ -108,7 +108,7 @@ def progress_line(
     if beat is not None and "gpu" in beat.use and status.run.is_live:
         parts.append(f"GPU {beat.use['gpu']:.0%}, GPU memory {beat.use.get('gpu_memory', 0.0):.0%}")
     found = ahead(status, beat, plan)
-    spent = meter.at_most(*status.lines) + meter.show_spend(status.spend_usd, status.limit_usd)
+    spent = meter.at_most(*status.lines) + meter.show_spend(status.spend_usd, status.most_usd)
     parts.append(spent + _at_the_end(status, found))
     if found is not None:
         parts.append(f"eta {format_duration(found.eta_s)}" + ("" if found.is_whole else " for this phase"))
