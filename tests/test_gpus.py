@@ -160,3 +160,8 @@ def test_the_driver_of_every_gpu_shows_a_name_by_which_it_is_recognised() -> Non
         plain = "".join(c for c in shown.lower() if c.isalnum())
         names = ["".join(c for c in name.lower() if c.isalnum()) for name in (found.name, *found.aliases)]
         assert any(name in plain for name in names), (ours, shown)
+
+
+def test_a_number_alone_suggests_the_gpus_with_that_number() -> None:
+    assert nearest_gpus("4090") == ["RTX4090"]
+    assert nearest_gpus("3090") == ["RTX3090", "RTX3090Ti"]

@@ -126,6 +126,8 @@ def find_gpu(name: str) -> Gpu | None:
 
 def nearest_gpus(name: str) -> list[str]:
     by_plain = {_plain(gpu): gpu for gpu in GPUS}
+    if len(_plain(name)) >= 4 and (containing := [gpu for plain, gpu in by_plain.items() if _plain(name) in plain]):
+        return containing[:3]  # 4090: a name without its RTX
     return [by_plain[match] for match in difflib.get_close_matches(_plain(name), by_plain, n=3, cutoff=0.4)]
 
 

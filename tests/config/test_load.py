@@ -11,7 +11,7 @@ from tests.config.conftest import BASE, put_data
 from homing.config.home_and_run_files import preset_dir
 from homing.config.load import Loaded, load_run
 from homing.config.resolve.smoke_profile import has_smoke_failed, has_smoke_passed, mark_smoke, needs_smoke_first
-from homing.errors import Mistake
+from homing.errors import Mistake, RunFileError
 from homing.wire.codec import dump, dumps, loads
 from homing.wire.run_json import Run
 
@@ -384,3 +384,24 @@ def test_a_given_batch_size_is_kept_and_its_passes_are_shown(load: Load, folder:
     loaded = load(DIAL.replace("steps: 300", "steps: 30, batch_tokens: 32768"))
     assert loaded.run.phases[0].batch_tokens == 32768
     assert any(" 39.9 times" in warning for warning in loaded.warnings), loaded.warnings
+
+
+def test_an_implied_length_replaces_every_other_length_without_a_notice(load: Load) -> None:
+    from homing.config.load import Implied
+
+    text = BASE.replace("steps: 100", "epochs: 3")
+    assert (
+        load(text, "phases.0.steps=4").warnings[0] == "--set phases.0.steps replaces phases.0.epochs from the run file."
+    )
+    for typed in ((), ("phases.0.epochs=1",)):
+        loaded = load(text, *typed, Implied("phases.0.steps=4"))
+        assert loaded.run.phases[0].num_steps == 4
+        assert not any("replaces" in warning for warning in loaded.warnings)
+
+
+def test_a_number_is_accepted_as_a_string_and_an_unknown_gpu_is_answered_with_its_name(load: Load) -> None:
+    assert load(BASE, "name=12").run.name == "12"
+    for text, sets in ((BASE, ("cloud.gpu=4090",)), (BASE + "cloud: {gpu: 4090}\n", ())):
+        with pytest.raises(RunFileError) as raised:
+            load(text, *sets)
+        assert "'4090' is not a known GPU. Did you mean RTX4090?" in str(raised.value.why)

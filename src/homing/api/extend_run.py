@@ -12,8 +12,17 @@ import json
 from pathlib import Path
 
 from homing.api import notices
-from homing.config.home_and_run_files import manifest_in
-from homing.config.load import Loaded
+from homing.config.home_and_run_files import (
+    begun_elsewhere,
+    file_called,
+    home,
+    manifest_in,
+    pick_run,
+    run_files,
+    split_run,
+    typed_name,
+)
+from homing.config.load import Implied, Loaded
 from homing.config.parse.source import read_source
 from homing.config.resolve.phase_weights import newest_weights
 from homing.errors import UsageError
@@ -21,20 +30,55 @@ from homing.units import counted
 from homing.wire import codec, file_names
 from homing.wire.run_json import Phase, Run
 
-__all__ = ["extending_sets", "print_schedule"]
+__all__ = ["extending_sets", "print_schedule", "run_to_extend"]
 
 
-def extending_sets(loaded: Loaded, steps: int, unfinished: Path | None) -> tuple[list[str], bool]:
+def run_to_extend(typed: str) -> tuple[str, str]:
+    """Return the name of the run file, and the id of the run whose weights to use; "" for the newest run.
+
+    `typed` is a run file or its name, or selects one run: NAME@RUN or an id.
+    """
+    if typed in run_files() or "/" in typed:
+        return typed, ""
+    name, wanted = split_run(typed)
+    run_id = _picked(name, wanted) if wanted else typed
+    record = _record_of(home() / "runs" / run_id)
+    if record is None:
+        return (name, run_id) if wanted else (typed, "")
+    file = file_called(record.name)
+    return (typed_name(file) if file is not None else record.name), run_id
+
+
+def _picked(name: str, wanted: str) -> str:
+    found = sorted((path.name for path in (home() / "runs").glob(f"{name}-*")), reverse=True)
+    ids = [run_id for run_id in found if begun_elsewhere(run_id) is None and _is_named(run_id, name)]
+    return pick_run(name, wanted, ids, fix=f"Fetch a missing one: homing fetch {wanted}")
+
+
+def _is_named(run_id: str, name: str) -> bool:
+    record = _record_of(home() / "runs" / run_id)
+    return record is not None and record.name == name
+
+
+def extending_sets(loaded: Loaded, steps: int, unfinished: Path | None, run_id: str = "") -> tuple[list[str], bool]:
     """Return the --set changes for the extension, and whether they match `unfinished`.
 
-    `unfinished` is a stopped extension by the same number of steps, which the same command resumes.
+    `unfinished` is a stopped extension by the same number of steps, which the same command resumes. `run_id`: use the
+    weights of this run instead of the newest ones.
     """
     kind = loaded.run.phases[-1].kind
     number = _place(loaded.file, kind)
-    started = _of_extension(unfinished, kind, steps) if unfinished is not None else None
+    started = _of_extension(unfinished, kind, steps, run_id) if unfinished is not None else None
     if started is not None:
         return _sets(number, kind, steps, started[0], started[1]), True
-    folder = newest_weights(loaded.run.name, kind)
+    folder = newest_weights(loaded.run.name, kind, run_id)
+    if folder is None and run_id:
+        raise UsageError(
+            what=f"{run_id} has no trained {kind} phase to extend.",
+            why=f"Looked for its checkpoints in ./models and {home() / 'runs' / run_id}.",
+            fix=f"Fetch it: homing fetch {run_id}   Or extend the newest run: homing train {loaded.run.name}"
+            f" --extend {steps}",
+        )
     if folder is None:
         raise UsageError(
             what=f"There is no trained {kind} phase of {loaded.run.name} to extend.",
@@ -48,7 +92,7 @@ def extending_sets(loaded: Loaded, steps: int, unfinished: Path | None) -> tuple
 
 def _sets(number: int, kind: str, steps: int, folder: str, seed: int) -> list[str]:
     changes = {f"phases.{number}.init_from": json.dumps(folder), f"phases.{number}.steps": steps, "seed": seed}
-    return [f"train.only={kind}", *(f"{key}={value}" for key, value in changes.items())]
+    return [Implied(f"train.only={kind}"), *(Implied(f"{key}={value}") for key, value in changes.items())]
 
 
 def _place(file: Path, kind: str) -> int:
@@ -57,15 +101,24 @@ def _place(file: Path, kind: str) -> int:
     return next((number for number, phase in enumerate(phases) if (phase or {}).get("kind") == kind), 0)
 
 
-def _of_extension(run_dir: Path, kind: str, steps: int) -> tuple[str, int] | None:
+def _of_extension(run_dir: Path, kind: str, steps: int, run_id: str) -> tuple[str, int] | None:
     """Return the starting weights and the seed of a stopped extension; None for any other run."""
-    try:
-        run = codec.loads(Run, (run_dir / file_names.RUN).read_bytes())
-    except (OSError, ValueError):
+    run = _record_of(run_dir)
+    if run is None:
         return None
     phase = run.phases[-1]
-    is_same = len(run.phases) == 1 and (phase.kind, phase.num_steps) == (kind, steps) and phase.init_from
-    return (phase.init_from, run.seed) if is_same else None
+    if len(run.phases) != 1 or (phase.kind, phase.num_steps) != (kind, steps) or not phase.init_from:
+        return None
+    manifest = manifest_in(Path(phase.init_from))
+    is_of_run = not run_id or (manifest is not None and manifest.run_id == run_id)
+    return (phase.init_from, run.seed) if is_of_run else None
+
+
+def _record_of(run_dir: Path) -> Run | None:
+    try:
+        return codec.loads(Run, (run_dir / file_names.RUN).read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def print_schedule(run: Run) -> None:

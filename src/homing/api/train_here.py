@@ -32,7 +32,7 @@ from typing import IO, Any
 
 from homing.api import notices
 from homing.api.data.stale_shards import refuse_stale
-from homing.api.extend_run import extending_sets, print_schedule
+from homing.api.extend_run import extending_sets, print_schedule, run_to_extend
 from homing.api.extras import need
 from homing.api.lookup.find_models import Chosen, choose_in_run
 from homing.api.lookup.local_runs import ENDING_S, hold, is_limit
@@ -124,12 +124,15 @@ def train_here(
     again = as_typed(sets, is_smoke=smoke) + (f" --phase {shlex.quote(phase)}" if phase else "")
     again += f" --extend {extend}" if extend else ""
     sets = with_phases(sets, phase)
+    typed_run, run_id = name, ""
+    if extend:
+        name, run_id = run_to_extend(name)
     loaded = load_run(name, sets, is_smoke=smoke)
     refuse_shared(loaded.file, loaded.run.name)
     typed = sets
     if extend:
         unfinished = None if fresh else newest_unfinished(home() / _RUNS, loaded.run.name)
-        more, is_begun = extending_sets(loaded, extend, unfinished)
+        more, is_begun = extending_sets(loaded, extend, unfinished, run_id)
         sets, fresh = [*sets, *more], fresh or not is_begun
         loaded = load_run(name, sets, is_smoke=smoke)
     for warning in [*loaded.warnings, *_launched(loaded.run.name)]:
@@ -143,7 +146,7 @@ def train_here(
     refuse_stale(loaded, f"{name}{as_typed(typed, is_smoke=smoke)}")
     need("lm", verb="train")
     loaded = _with_weights(loaded, lambda: load_run(name, sets, is_smoke=smoke))
-    run_dir = _run_dir(loaded, name, again, must_exist=resume, is_fresh=fresh)
+    run_dir = _run_dir(loaded, typed_run, again, must_exist=resume, is_fresh=fresh)
     if extend:
         print_schedule(loaded.run)
     for each in trackers:
@@ -153,7 +156,7 @@ def train_here(
     outcome = _read_outcome(run_dir, code)
     if smoke and outcome.state in ("done", "failed") and not caught:
         mark_smoke(loaded.file, is_passed=outcome.state == "done", figures={"run": run_dir.name})
-    return ended_as(run_dir, outcome, f"homing train {name}{again}", is_interrupted=caught != 0)
+    return ended_as(run_dir, outcome, f"homing train {typed_run}{again}", is_interrupted=caught != 0)
 
 
 def ended_as(run_dir: Path, outcome: Outcome, again: str, *, is_interrupted: bool) -> TrainedHere:

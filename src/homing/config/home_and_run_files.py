@@ -154,6 +154,13 @@ def find_run_file(name_or_path: str) -> Path:
             why=f"Looked in {Path(name_or_path).expanduser().parent.absolute()}.",
             fix=_fix(Path(name_or_path).stem),
         )
+    name, wanted = split_run(name_or_path)
+    if wanted and name in run_files():
+        raise UsageError(
+            what=f"{name_or_path} selects one run of {name}, but this command needs a run file.",
+            why=f"NAME@RUN selects a trained model. The run file is {run_files()[name]}.",
+            fix=f"Use {name}",
+        )
     if (found_run := _run_without_file(name_or_path)) is not None:
         why, fix = found_run
         raise UsageError(what=f"The run {name_or_path!r} has no run file in this folder.", why=why, fix=fix)
@@ -222,7 +229,7 @@ def split_run(typed: str) -> tuple[str, str]:
 
 def pick_run(name: str, run: str, ids: Sequence[str], *, fix: str) -> str:
     """Return the id in `ids` (newest first) that NAME@RUN refers to. Raise UsageError unless exactly one matches."""
-    found = [each for each in ids if each == run] or [each for each in ids if each.endswith(f"-{run}")]
+    found = [each for each in ids if each == run] or [each for each in ids if each.endswith(run)]
     if len(found) == 1:
         return found[0]
     shown = ", ".join(ids[:_MOST_SHOWN]) + (", ..." if len(ids) > _MOST_SHOWN else "")

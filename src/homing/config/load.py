@@ -31,6 +31,7 @@ from homing.config.parse.source import KeyPath, Source, dotted, read_source, yam
 from homing.config.resolve.phase_data import PhasePrep
 from homing.config.resolve.resolve import PrepSettings, Resolved, resolve
 from homing.config.resolve.smoke_profile import shrink
+from homing.config.schema.keys import key_at
 from homing.config.schema.phase import LENGTHS
 from homing.config.schema.run_file import NAME_PATTERN, SHAPE
 from homing.config.weights.open_weights import Source as OpenWeights
@@ -41,7 +42,17 @@ from homing.wire import codec, file_names
 from homing.wire.file_names import RUN_FILE
 from homing.wire.run_json import Run
 
-__all__ = ["Loaded", "as_typed", "is_record", "load_run", "preset_dir", "read_record", "safe_set", "with_phases"]
+__all__ = [
+    "Implied",
+    "Loaded",
+    "as_typed",
+    "is_record",
+    "load_run",
+    "preset_dir",
+    "read_record",
+    "safe_set",
+    "with_phases",
+]
 
 
 @dataclass(frozen=True)
@@ -139,9 +150,14 @@ def as_typed(sets: Sequence[str] | None, *, is_smoke: bool = False) -> str:
     return " --smoke" * is_smoke + "".join(f" --set {shlex.quote(change)}" for change in sets or [])
 
 
+class Implied(str):
+    """A change that follows from another option, such as --extend. It replaces other lengths without a notice."""
+
+
 def _apply_sets(source: Source, sets: Sequence[str]) -> list[str]:
     """Apply the --set options to `source` and record their mistakes there. Return notices for the user."""
     given: set[KeyPath] = set()
+    implied: set[KeyPath] = set()
     for text in sets:
         parsed = _parse_set(text)
         if isinstance(parsed, Mistake):
@@ -154,10 +170,11 @@ def _apply_sets(source: Source, sets: Sequence[str]) -> list[str]:
         if problem:
             source.mistakes.append(Mistake(_shown(text), None, dotted(path), problem))
             continue
-        given.add(path)
+        (implied if isinstance(text, Implied) else given).add(path)
         # If a --set option adds a list entry, such as a phase, attribute mistakes in that entry to the option.
         source.sets |= {each: _shown(text) for each in (*new, path)}
-    return _drop_replaced(source, given)
+    _drop_replaced(source, implied)
+    return _drop_replaced(source, {path for path in given if source.get(path) is not None})
 
 
 def _parse_set(text: str) -> tuple[KeyPath, Any] | Mistake:
@@ -171,7 +188,10 @@ def _parse_set(text: str) -> tuple[KeyPath, Any] | Mistake:
         return Mistake(file, None, name or "?", "is not a key.", "For example: phases.0.lr or phases[0].lr")
     path: KeyPath = tuple(int(part) if part.isdigit() and number else part for number, part in enumerate(parts))
     try:
-        return path, yaml_value(typed)
+        value, wanted = yaml_value(typed), key_at(path)
+        # The shell removes quotes, so a string that looks like a number is taken as it was typed: cloud.gpu=4090
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return path, typed.strip() if is_number and wanted is not None and wanted.kind == "a string" else value
     except (YAMLError, ValueError, HomingError) as exc:
         problem = getattr(exc, "problem", None) or str(exc).splitlines()[0]
         return Mistake(file, None, name, f"the value cannot be read: {problem}.", "Put quotes around the value.")

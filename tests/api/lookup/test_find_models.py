@@ -421,3 +421,21 @@ def test_a_run_that_ended_before_its_last_phase_is_not_finished(homing_home: Pat
         codec.dumps(Outcome("done", "Every phase is trained.", 0))
     )
     assert find_model("moss") == between, "what the run says of itself counts"
+
+
+def test_the_end_of_an_id_may_be_shorter_than_its_last_part(homing_home: Path) -> None:
+    first = trained(homing_home, "goethe-20260101-120000-1a2b", 16, is_final=True)
+    trained(homing_home, "goethe-20260102-120000-ffff", 60, is_final=True)
+    for typed in ("goethe@1a2b", "goethe@a2b", "goethe@000-1a2b"):
+        assert find_model(typed) == first
+
+
+def test_a_step_that_only_another_run_has_is_answered_with_that_run(homing_home: Path) -> None:
+    trained(homing_home, "goethe-20260101-120000-aaaa", 16, is_final=True)
+    trained(homing_home, "goethe-20260102-120000-bbbb", 60, is_final=True)
+    with pytest.raises(DataError, match="has no checkpoint 16") as caught:
+        find_model("goethe", checkpoint="16")
+    assert caught.value.fix == "Another run has it: use goethe-20260101-120000-aaaa instead of goethe"
+    with pytest.raises(DataError, match="has no checkpoint 17") as caught:
+        find_model("goethe", checkpoint="17")
+    assert caught.value.fix == "Use --checkpoint 60"

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -436,3 +437,29 @@ def test_a_stopped_extension_resumes_and_a_stopped_run_can_be_extended(project: 
     manifest = first / "checkpoints/pretrain/step-00000003" / file_names.MANIFEST
     manifest.write_text(manifest.read_text().replace('"is_final": true', '"is_final": false'))
     assert newest_weights("tiny", "pretrain") == manifest.parent, "where no run is finished, the newest checkpoint"
+
+
+def test_one_run_of_a_name_is_extended_if_it_is_selected_by_the_end_of_its_id(project: Path) -> None:
+    from homing.api.extend_run import extending_sets, run_to_extend
+    from homing.config.load import load_run
+
+    make_data(project / "data/tiny")
+    loaded = load_run("tiny")
+    runs = Path(os.environ["HOMING_HOME"]) / "runs"
+    for run_id in ("tiny-20260101-000000-1a2b", "tiny-20260102-000000-ffff"):
+        step = runs / run_id / "checkpoints/pretrain/step-00000003"
+        step.mkdir(parents=True)
+        (runs / run_id / file_names.RUN).write_text(codec.dumps(replace(loaded.run, id=run_id)))
+        manifest = CheckpointManifest("tiny", run_id, "pretrain", 3, 1, True, "", 7, [])
+        (step / file_names.MANIFEST).write_text(codec.dumps(manifest))
+    older = "tiny-20260101-000000-1a2b"
+    for typed in ("tiny@1a2b", "tiny@a2b", older):
+        assert run_to_extend(typed) == ("tiny", older)
+        (_, init_from, *_), _ = extending_sets(loaded, 4, None, older)
+        assert older in init_from
+    assert run_to_extend("tiny") == ("tiny", "")
+    assert "ffff" in extending_sets(loaded, 4, None)[0][1], "the newest run, if none is selected"
+    with pytest.raises(UsageError, match="tiny has no local run zz"):
+        run_to_extend("tiny@zz")
+    with pytest.raises(UsageError, match="selects one run of tiny, but this command needs a run file"):
+        load_run("tiny@1a2b")

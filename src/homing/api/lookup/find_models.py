@@ -96,12 +96,31 @@ def find_model(run: str | None, *, checkpoint: str | None = None, phase: str | N
     folder = _find_folder(run, checkpoint, phase)
     if _is_checkpoint(folder):
         return _only(run, folder, checkpoint, phase)
-    chosen = choose_in_run(folder, checkpoint, phase)
+    try:
+        chosen = choose_in_run(folder, checkpoint, phase)
+    except DataError as exc:
+        if fix := _other_run_with(run, folder, checkpoint, phase):
+            raise DataError(what=exc.what, why=exc.why, fix=fix) from exc
+        raise
     if chosen.why:
         notices.say(chosen.why)
     if checkpoint is None:
         _say_unfinished(folder, chosen.folder.parent)
     return chosen.folder
+
+
+def _other_run_with(run: str | None, folder: Path, checkpoint: str | None, phase: str | None) -> str:
+    """Return the fix that names the newest other run of this name that has the requested step; "" if there is none."""
+    name, wanted = split_run(run or "")
+    if wanted or not str(checkpoint).isdecimal():
+        return ""
+    for each in _models_called(name):
+        if each.run_dir is None or each.run_dir == folder:
+            continue
+        kind = phase or _last_phase(each.run_dir)
+        if int(str(checkpoint)) in _steps(each.run_dir / file_names.CHECKPOINTS / kind):
+            return f"Another run has it: use {each.run} instead of {run}"
+    return ""
 
 
 def finished_here(name: str) -> set[str]:

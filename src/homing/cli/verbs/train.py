@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from homing.api.extend_run import run_to_extend
 from homing.api.tracking import wanted
 from homing.api.train_here import TrainedHere, last_sample, train_here
 from homing.cli import output
@@ -65,7 +66,7 @@ def command(
         out=output.line_writer(out),
         err=output.line_writer(sys.stderr),
     )
-    _print_outcome(done, name, is_smoke=smoke)
+    _print_outcome(done, run_to_extend(name)[0] if extend else name, is_smoke=smoke)
 
 
 def _print_outcome(done: TrainedHere, name: str, *, is_smoke: bool) -> None:

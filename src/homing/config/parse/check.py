@@ -20,6 +20,7 @@ from homing.config.parse.source import KeyPath, Source
 from homing.config.schema.keys import key_at, sections
 from homing.config.schema.run_file import RunFile
 from homing.errors import Mistake
+from homing.gpus import nearest_gpus
 from homing.redact import looks_like_secret_key, looks_like_secret_value
 
 __all__ = ["Checked", "Trace", "check"]
@@ -181,6 +182,8 @@ def _mistake(source: Source, path: KeyPath, error: dict[str, Any]) -> Mistake:
         return source.mistake(path, f"expected a list, got {_name_of(given)}.", _list_example(path))
     if kind == "literal_error":
         return source.mistake(path, f"{given!r} is not a valid value.", _choices(path, given, shape))
+    if path == ("cloud", "gpu") and (near := nearest_gpus(str(given))):
+        return source.mistake(path, f"{str(given)!r} is not a known GPU.", f"Did you mean {' or '.join(near)}?")
     if kind in ("string_type", "bool_type"):
         quotes = " Put quotes around it." if kind == "string_type" and not isinstance(given, (list, dict)) else ""
         wanted = "a string" if kind == "string_type" else "true or false"

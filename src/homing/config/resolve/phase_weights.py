@@ -159,11 +159,17 @@ def find_start(trace: Trace, first: int, name: str) -> str:
     return ""
 
 
-def newest_weights(name: str, kind: str) -> Path | None:
-    """Return the newest final checkpoint folder of this phase, or its newest checkpoint if the phase never finished."""
-    found = [folder for folder, other_folder in _checkpoints(name, kind, is_final=True) if other_folder is None]
-    found += [folder for folder, other_folder in _checkpoints(name, kind, is_final=False) if other_folder is None]
-    return found[0] if found else None
+def newest_weights(name: str, kind: str, run_id: str = "") -> Path | None:
+    """Return the newest final checkpoint folder of this phase, or its newest checkpoint if the phase never finished.
+
+    `run_id`: look only at this run, which may have been started in another folder.
+    """
+    for is_final in (True, False):
+        for folder, other_folder in _checkpoints(name, kind, is_final=is_final):
+            manifest = manifest_in(folder)
+            if (manifest is not None and manifest.run_id == run_id) if run_id else other_folder is None:
+                return folder
+    return None
 
 
 def _finals(name: str, kind: str) -> list[tuple[Path, Path | None]]:
