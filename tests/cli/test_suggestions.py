@@ -91,6 +91,34 @@ def test_a_word_that_is_no_verb_is_answered_with_the_whole_line_again(say: Say, 
     assert fix_of(say(line)) == fix
 
 
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("set model.depth=8", "homing plan RUN --set model.depth=8   Describe all keys: homing explain"),
+        ("set moss model.depth=8", "homing plan moss --set model.depth=8   Describe all keys: homing explain"),
+        ("completion bash", "homing --install-completion"),
+        ("run moss", "homing launch moss   Here: homing train moss"),
+        ("ls moss", "homing runs"),
+        ("cancel moss", "homing stop moss"),
+        ("download hf:a/b", "homing new tune --from hf:a/b --chat YOUR_CHATS.jsonl"),
+        ("finetune", "homing new tune --from hf:OWNER/NAME --chat YOUR_CHATS.jsonl"),
+        ("finetunes hf:a/b c.jsonl", "homing new tune --from hf:a/b --chat c.jsonl"),
+        ("fine-tune moss", "homing train moss --phase sft   On a rented GPU: homing launch moss --phase sft"),
+        ("login", "homing setup runpod   or: shadeform, aws, modal"),
+        ("login modal", "homing setup modal"),
+        ("config", "homing explain   Show a run's: homing plan RUN --resolved"),
+        ("config moss", "homing plan moss --resolved"),
+        ("quantize moss", "homing export moss --to gguf --type q8_0"),
+    ],
+)
+def test_a_word_whose_verb_depends_on_what_follows_is_answered_with_a_command_that_works(
+    say: Say, line: str, fix: str
+) -> None:
+    Path("runs").mkdir()
+    Path("runs/moss.yaml").touch()
+    assert fix_of(say(line)) == fix
+
+
 def test_a_run_without_a_verb_is_distinguished_from_a_typing_error(say: Say) -> None:
     assert fix_of(say("play")) == "homing plan"  # a typing error, as far as can be known
     Path("runs").mkdir()

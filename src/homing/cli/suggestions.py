@@ -33,12 +33,12 @@ _WORDS = {
     "new --list": "presets models recipes",
     "prep": "prepare preprocess tokenize tokenise tokenizer",
     "verify": "validate check test",
-    "explain": "config settings options",
+    "explain": "settings options",
     "plan": "cost costs price estimate preview dryrun dry-run",
     "offers": "gpus prices pricing machines instances catalog",
-    "launch": "run start up submit rent deploy go",
+    "launch": "start up submit rent deploy go",
     "launch --resume": "resume continue restart",
-    "train --phase sft": "finetune fine-tune sft",
+    "train --phase sft": "sft",
     "train --phase pretrain": "pretrain",
     "train --phase rl": "rl grpo",
     "status": "info describe state",
@@ -46,23 +46,35 @@ _WORDS = {
     "logs": "log tail output",
     "stop": "cancel halt pause abort",
     "destroy": "kill rm remove delete down terminate teardown",
-    "fetch": "download pull get sync",
+    "fetch": "pull get sync cp scp copy",
     "generate": "gen sample complete infer predict prompt",
     "chat": "talk ask speak",
     "serve": "server api openai webui",
     "eval": "evaluate benchmark bench score perplexity",
-    "export": "convert gguf merge",
+    "export": "convert merge",
+    "export --to gguf": "gguf",
+    "export --to gguf --type q8_0": "quantize quantise",
     "publish": "upload push share",
-    "ledger": "bill bills billing spend spent receipt history",
+    "ledger": "bill bills billing spend spent receipt history usage invoice balance credits",
     "dashboard": "ui web gui browser board",
-    "tensorboard": "plot curves graph tb",
-    "doctor": "keys key accounts diagnose health whoami",
-    "setup": "login auth configure",
+    "tensorboard": "plot curves graph tb metrics loss",
+    "doctor": "keys key accounts diagnose health whoami env",
     "ssh": "shell exec connect",
     "report": "summary card",
     "quickstart": "demo tutorial example hello",
 }
 _MEANT = {word: ours for ours, words in _WORDS.items() for word in words.split()}
+# Words that mean different verbs, depending on what follows them. `_answer` handles each.
+_BY_CONTEXT = {
+    "completion": "completions autocomplete install-completion",
+    "config": "configuration edit",
+    "download": "",
+    "finetune": "fine-tune tune lora",
+    "login": "auth configure signin",
+    "run": "",
+    "set": "unset",
+}
+_CONTEXT_OF = {word: first for first, others in _BY_CONTEXT.items() for word in (first, *others.split())}
 
 # Our option -> the options that other tools use for it. Only options of the typed verb are suggested. Keys of the run
 # file are found through the table of `homing explain`.
@@ -111,8 +123,13 @@ _INNER = {"get": "download pull cat", "ls": "list dir", "put": "upload push", "r
 def verb(word: str, typed: list[str], verbs: Collection[str]) -> UsageError:
     """Return the error for a first word that is not a verb."""
     what, behind = f"Unknown verb: {word!r}.", typed[typed.index(word) + 1 :] if word in typed else []
+    if word in _CONTEXT_OF:
+        return UsageError(what, *_answer(_CONTEXT_OF[word], word, behind, typed))
     if word in _MEANT:
-        return UsageError(what, f"In homing it is called {_MEANT[word]}.", _retyped(word, _MEANT[word], typed))
+        fix = (
+            "homing runs" if _MEANT[word] == "runs" and _takes_too_much(behind) else _retyped(word, _MEANT[word], typed)
+        )
+        return UsageError(what, f"In homing it is called {_MEANT[word]}.", fix)
     if word in _PROVIDERS:
         return UsageError(
             what, f"{word} is a provider.", f"homing setup {word}   List its offers: homing offers --provider {word}"
@@ -124,11 +141,68 @@ def verb(word: str, typed: list[str], verbs: Collection[str]) -> UsageError:
         return UsageError(what, f"The verb comes first: {swapped}.", f"homing {shlex.join([swapped, *rest])}")
     if _is_run(word):
         return UsageError(what, f"{word} is a run; the verb comes first.", f"homing plan {shlex.quote(word)}")
-    near = difflib.get_close_matches(word, [*verbs, *_MEANT], n=1)
+    near = difflib.get_close_matches(word, verbs, n=1) or difflib.get_close_matches(
+        word, [*_MEANT, *_CONTEXT_OF], n=1, cutoff=0.8
+    )
+    if near and near[0] in _CONTEXT_OF:
+        return UsageError(what, *_answer(_CONTEXT_OF[near[0]], word, behind, typed))
     if near:
         ours = _MEANT.get(near[0], near[0])
         return UsageError(what, f"Did you mean {ours}?", _retyped(word, ours, typed))
     return UsageError(what, "`homing --help` lists all verbs.", "homing --help")
+
+
+def _takes_too_much(behind: list[str]) -> bool:
+    """Return whether a RUN follows. `homing runs` lists all runs and takes none."""
+    return any(not word.startswith("-") for word in behind)
+
+
+def _answer(meant: str, word: str, behind: list[str], typed: list[str]) -> tuple[str, str]:
+    """Return why a word of `_BY_CONTEXT` is not a verb, and the command for what follows it."""
+    plain = [each for each in behind if not each.startswith("-")]
+    first = plain[0] if plain else ""
+    run = shlex.quote(first) if first and "=" not in first else "RUN"
+    if meant == "completion":
+        return "Shell completion is an option of homing.", "homing --install-completion"
+    if meant == "login":
+        provider = next((each for each in plain if each in _PROVIDERS), "runpod")
+        others = "" if plain else "   or: shadeform, aws, modal"
+        why = "homing has no account of its own. `homing setup` stores a provider's API key and checks it."
+        return why, f"homing setup {provider}{others}"
+    if meant == "set":
+        key = next((each for each in behind if "=" in each), "KEY=VALUE")
+        run = next((shlex.quote(each) for each in plain if "=" not in each and _is_run(each)), "RUN")
+        why = "To change a key for good, edit runs/NAME.yaml. To change it for one command, add --set."
+        return why, f"homing plan {run} --set {shlex.quote(key)}   Describe all keys: homing explain"
+    if meant == "config":
+        if first and _is_run(first):
+            return f"The settings of {first} are in runs/{first}.yaml.", f"homing plan {run} --resolved"
+        return (
+            "The settings of a run are in its run file, runs/NAME.yaml.",
+            "homing explain   Show a run's: homing plan RUN --resolved",
+        )
+    if meant == "download" and first.startswith("hf:"):
+        why = "homing downloads open weights when a run needs them. A run file names them."
+        return why, f"homing new tune --from {run} --chat YOUR_CHATS.jsonl"
+    if meant == "download":
+        return "In homing it is called fetch.", _retyped(word, "fetch", typed)
+    if meant == "finetune":
+        if first and _is_run(first):
+            why = "Fine-tuning is a phase of kind sft in the run file."
+            return (
+                why,
+                f"{_retyped(word, 'train --phase sft', typed)}   On a rented GPU: homing launch {run} --phase sft",
+            )
+        weights = shlex.quote(first) if first.startswith("hf:") else "hf:OWNER/NAME"
+        chats = shlex.quote(next((each for each in plain if _is_chat(each, [])), "YOUR_CHATS.jsonl"))
+        return "Fine-tuning starts with a run file.", f"homing new tune --from {weights} --chat {chats}"
+    launched = _retyped(word, "launch", typed)
+    if "--spend-limit" in " ".join(behind):
+        return "In homing it is called launch.", launched
+    return (
+        "`launch` rents a GPU, and `train` uses this computer.",
+        f"{launched}   Here: {_retyped(word, 'train', typed)}",
+    )
 
 
 def usage(error: Any, typed: list[str], verbs: Collection[str], load: Callable[[str], Any]) -> UsageError:
