@@ -5,7 +5,7 @@ run directory
 ├── events.jsonl  metrics.jsonl
 ├── checkpoints/<phase>/step-00001200/   and latest.json, best.json next to the steps
 ├── samples/<phase>-00001200.txt
-└── logs/trainer.log  agent.log  sync.log"""
+└── logs/trainer.log  agent.log  sync.log  rank-0.log"""
 
 from __future__ import annotations
 
@@ -55,6 +55,10 @@ def step_dir(step: int) -> str:
 def parse_step(name: str) -> Optional[int]:
     match = re.match(r"^step-(\d{8,})$", name)
     return int(match.group(1)) if match else None
+
+
+def rank_log(rank: int) -> str:
+    return f"rank-{rank}.log"
 
 
 def shard_name(split: str, number: int) -> str:

@@ -41,7 +41,7 @@ def test_a_rank_that_was_left_alone_is_not_blamed_even_where_it_ended_first() ->
 def test_the_time_of_the_error_counts_and_not_that_of_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank may need longer to end than one that failed because of it."""
     ranks = [rank(0, 0.0, 1), rank(1, 1.0, 1)]
-    monkeypatch.setenv(start_ranks.MEET, str(tmp_path / "meet"))
+    monkeypatch.setenv(start_ranks.NOTES, str(tmp_path))
     monkeypatch.setenv(start_ranks.RANK, "1")
     start_ranks.note_failure()
     ranks[1].note = tmp_path / "failed-1"

@@ -1,5 +1,7 @@
 """Entry point of the trainer: `python -m homing.lm.train RUN_DIR`, the same on every machine, rented or not.
 
+With several GPUs it starts one process per GPU. If torchrun or srun has already done that, it is one of them.
+
 Exit codes: 0 (all phases are complete), 75 (stopped, with a checkpoint), 1 (failed). The last line of the output
 repeats the exit code and says where the checkpoints are.
 """
@@ -18,6 +20,7 @@ from homing.lm.train.distributed.start_ranks import (
     EXIT_LEFT_ALONE,
     RANK,
     count_cards,
+    is_rank,
     note_failure,
     pick_num_ranks,
     run_ranks,
@@ -35,11 +38,12 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("Usage: python -m homing.lm.train RUN_DIR\n")
         return file_names.EXIT_FAILED
     run_dir = Path(arguments[0]).absolute()
-    is_rank = RANK in os.environ
+    # With torchrun, all ranks share one terminal. Only the first one prints its progress and result there.
+    say = _say if not is_rank() or os.environ[RANK] == "0" else lambda line: None
     requests = ControlRequests(run_dir)
     try:
         watch_starter()
-        if not is_rank and (count := _num_ranks(run_dir)) > 1:
+        if not is_rank() and (count := _num_ranks(run_dir)) > 1:
             return run_ranks(run_dir, count)
         with requests.listening():
             # Make idle OpenMP threads sleep instead of spin. On a machine shared with other programs, spinning threads
@@ -50,7 +54,7 @@ def main(arguments: list[str]) -> int:
             # a signal would kill the process without a message.
             from homing.lm.train.loop import train
 
-            outcome = train(run_dir, say=_say, requests=requests)
+            outcome = train(run_dir, say=say, requests=requests)
     except HomingError as error:
         note_failure()
         for line in (f"error: {error.what}", *error.why.splitlines(), error.fix):
@@ -67,7 +71,7 @@ def main(arguments: list[str]) -> int:
     except RuntimeError as error:
         note_failure()
         # If another rank has died, this rank only exits with a special code; the launcher reports the cause.
-        if is_rank and _is_left_alone(error):
+        if is_rank() and _is_left_alone(error):
             traceback.print_exc()
             return EXIT_LEFT_ALONE
         raise
@@ -76,7 +80,7 @@ def main(arguments: list[str]) -> int:
         raise
     folder = run_dir / file_names.CHECKPOINTS / outcome.phase / file_names.step_dir(outcome.step)
     title = "Training Complete" if outcome.state == "done" else f"Training stopped: {outcome.reason}"
-    _say(f"{title} | state {outcome.state} | exit {outcome.exit_code} | step {outcome.step:,} | {folder}")
+    say(f"{title} | state {outcome.state} | exit {outcome.exit_code} | step {outcome.step:,} | {folder}")
     return outcome.exit_code
 
 

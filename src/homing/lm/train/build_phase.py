@@ -117,7 +117,7 @@ def _place(session: Session, phase: Phase, model: Decoder) -> Place:
         )
     ranks = session.ranks
     # Use the amount of free memory that the first rank measured before any rank allocated host memory.
-    needed, free = ranks.count * state_bytes(model, phase.optimizer), ranks.agree(free_host_bytes())
+    needed, free = ranks.local_count * state_bytes(model, phase.optimizer), ranks.agree(free_host_bytes())
     if free is not None and needed > _HOST_SHARE * free:
         raise FatalError(
             what=f"The optimizer state does not fit in host memory: it needs {format_bytes(needed)}, but only"

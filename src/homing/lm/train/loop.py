@@ -35,6 +35,7 @@ from homing.lm.train.checkpoints.manager import CheckpointManager
 from homing.lm.train.compute.batch import Batch
 from homing.lm.train.compute.engine import Engine, Figures
 from homing.lm.train.distributed.ranks import Ranks, joined_ranks
+from homing.lm.train.distributed.start_ranks import check_num_ranks, is_rank
 from homing.lm.train.landing import Pace
 from homing.lm.train.metrics import Journal, SilentJournal, finite
 from homing.lm.train.open_session import Session, open_session, quiet_gc
@@ -66,8 +67,10 @@ def train(run_dir: Path, *, say: Callable[[str], None], requests: ControlRequest
             journal.writes_csv = run.train.writes_csv
             journal.phases = [phase.kind for phase in run.phases]
             requests.time_limit_s = run.train.time_limit_s
+            if is_rank():
+                check_num_ranks(run, Ranks.from_env().count)
             is_cuda = run.train.device in ("auto", "cuda") and torch.cuda.is_available()
-            ranks = stack.enter_context(joined_ranks(is_cuda=is_cuda))
+            ranks = stack.enter_context(joined_ranks(is_cuda=is_cuda, run_dir=run_dir))
             session = open_session(run, run_dir, journal, requests, ranks)
             previous: Path | None = None
             stop: Stop | None = None

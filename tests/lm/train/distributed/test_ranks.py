@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from homing.lm.data.shards.pack_text import PackedStream
 from homing.lm.data.shards.read_shards import open_split, read_manifest
 from homing.lm.phases.pretrain import TextRows
 from homing.lm.train.distributed.ranks import Ranks
-from homing.lm.train.distributed.start_ranks import count_cards, pick_num_ranks
+from homing.lm.train.distributed.start_ranks import check_num_ranks, count_cards, pick_num_ranks
 from homing.wire import codec, file_names
 from homing.wire.event_lines import Outcome
 from homing.wire.run_json import Optimizer, Run
@@ -41,6 +42,19 @@ def train(run_dir: Path) -> tuple[int, str]:
     return process.returncode, stderr
 
 
+def rank_env(rank: int, count: int, port: int) -> dict[str, str]:
+    """What torchrun would set."""
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
+    fixed = {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    return os.environ | fixed | {name: str(number) for name, number in numbers.items()}
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
 def losses(run_dir: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (run_dir / file_names.METRICS).read_text().splitlines()]
 
@@ -55,7 +69,7 @@ def rank_pids(starter: int) -> list[int]:
     numbered = {}
     for pid in messages:
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        numbers = [int(entry.split(b"=")[1]) for entry in environment if entry.startswith(b"HOMING_RANK=")]
+        numbers = [int(entry.split(b"=")[1]) for entry in environment if entry.startswith(b"RANK=")]
         numbered.update({number: int(pid) for number in numbers})
     return [numbered[number] for number in sorted(numbered)]
 
@@ -114,6 +128,33 @@ def test_ranks_that_the_rows_do_not_divide_by_are_refused_with_those_that_do(tin
     assert "train.ranks: 2" in caught.value.fix
 
 
+def test_ranks_that_another_program_started_must_fit_the_run(tiny_run: Run) -> None:
+    check_num_ranks(tiny_run, 2)
+    with pytest.raises(UsageError) as caught:
+        check_num_ranks(tiny_run, 3)
+    assert "Start 2 ranks" in caught.value.fix
+    with pytest.raises(UsageError, match=r"WORLD_SIZE is 2, but train\.ranks is 4"):
+        check_num_ranks(dataclasses.replace(tiny_run, train=dataclasses.replace(tiny_run.train, num_ranks=4)), 2)
+
+
+def test_a_rank_reads_its_numbers_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Ranks.from_env() == Ranks()
+    monkeypatch.setenv("RANK", "9")
+    assert Ranks.from_env() == Ranks()  # some container images set RANK alone
+    for name, value in {"WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="MASTER_ADDR and MASTER_PORT not set"):
+        Ranks.from_env()
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert Ranks.from_env() == Ranks(9, 16, 1, 8)
+    for name, wrong in (("RANK", "16"), ("LOCAL_RANK", "8"), ("WORLD_SIZE", "many")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, wrong)
+            with pytest.raises(UsageError, match=f"{name}={wrong}"):
+                Ranks.from_env()
+
+
 def test_unused_gpus_are_reported(tiny_run: Run) -> None:
     said: list[str] = []
     run = dataclasses.replace(tiny_run, train=dataclasses.replace(tiny_run.train, device="auto"))
@@ -168,6 +209,10 @@ def test_a_killed_rank_fails_the_run_which_then_resumes_from_its_checkpoint(
     assert f"Rank {victim} of 2 was killed by SIGKILL" in stderr
     assert stderr.count("Traceback") == 0  # those of the ones left alone would hide what happened
 
+    assert f"All output of this rank is in logs/rank-{victim}.log." in outcome(run_dir).reason
+    survivor = (run_dir / file_names.LOGS / f"rank-{1 - victim}.log").read_text()
+    assert "gloo" in survivor  # the error of the rank that lost the other one is kept
+
     shorter = dataclasses.replace(run, phases=[dataclasses.replace(run.phases[0], num_steps=400)])
     again = start(make_run_dir(run_dir, shorter))
     wait_for_steps(run_dir, 30)
@@ -176,6 +221,31 @@ def test_a_killed_rank_fails_the_run_which_then_resumes_from_its_checkpoint(
     assert again.returncode == file_names.EXIT_STOPPED, stderr
     assert "Resumed at step" in stdout
     assert outcome(run_dir).state == "stopped"
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_ranks_and_ends_them_all_if_one_is_killed(tiny_data: Path, tmp_path: Path) -> None:
+    run = make_run(tiny_data, num_steps=4000, save_every=5, eval_every=0, optimizer=GENTLE)
+    run_dir = make_run_dir(tmp_path / "run", run)
+    process = subprocess.Popen(
+        [*TORCHRUN, "-m", "homing.lm.train", str(run_dir)], env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_for_steps(run_dir, 8)
+    pids = rank_pids(process.pid)
+    assert len(pids) == 2
+    os.kill(pids[1], signal.SIGKILL)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert stdout.count("Phase pretrain:") == 1  # only rank 0 reports
+    first_failure = stderr[stderr.index("Root Cause") :]
+    assert "rank      : 1" in first_failure
+    assert "Signal 9 (SIGKILL)" in first_failure
+    assert outcome(run_dir).state == "failed"
 
 
 @pytest.mark.slow
@@ -231,11 +301,11 @@ def test_if_one_rank_cannot_compile_the_optimizer_step_no_rank_does(tiny_data: P
     )  # fmt: skip
     run_dir = make_run_dir(tmp_path / "run", run)
     (tmp_path / "rank.py").write_text(RANK_THAT_CANNOT_COMPILE)
-    messages = {"HOMING_NUM_RANKS": "2", "HOMING_RANKS_MEET": str(tmp_path / "meet"), "OMP_NUM_THREADS": "1"}
+    port = free_port()
     ranks = [
         subprocess.Popen(
             [sys.executable, str(tmp_path / "rank.py"), str(run_dir)],
-            env=os.environ | messages | {"HOMING_RANK": str(rank)},
+            env=rank_env(rank, 2, port),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for rank in range(2)
@@ -257,10 +327,13 @@ def test_if_one_rank_cannot_compile_the_optimizer_step_no_rank_does(tiny_data: P
 
 
 WORST = """
-import sys, time
+import os, sys, time
+from pathlib import Path
 from homing.errors import RunFailed
 from homing.lm.train.distributed.ranks import joined_ranks
-with joined_ranks(is_cuda=False) as ranks:
+with joined_ranks(is_cuda=False, run_dir=Path(sys.argv[1])) as ranks:
+    assert os.environ["TORCH_FR_DUMP_TEMP_FILE"] == f"{sys.argv[1]}/logs/flight-recorder-"
+    assert int(os.environ["TORCH_FR_BUFFER_SIZE"]) > 0 and os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
     assert ranks.worst(ranks.rank, within_s=60.0) == 1
     if ranks.rank == 1:
         time.sleep(8.0)  # it compiles, and compiles
@@ -274,9 +347,9 @@ with joined_ranks(is_cuda=False) as ranks:
 
 @pytest.mark.slow
 def test_a_rank_that_does_not_answer_in_time_ends_the_run_readably(tmp_path: Path) -> None:
-    messages = {"HOMING_NUM_RANKS": "2", "HOMING_RANKS_MEET": str(tmp_path / "meet"), "OMP_NUM_THREADS": "1"}
+    port = free_port()
     ranks = [
-        subprocess.Popen([sys.executable, "-c", WORST], env=os.environ | messages | {"HOMING_RANK": str(rank)},
+        subprocess.Popen([sys.executable, "-c", WORST, str(tmp_path)], env=rank_env(rank, 2, port),
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for rank in range(2)
     ]  # fmt: skip

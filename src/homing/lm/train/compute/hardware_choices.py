@@ -46,9 +46,9 @@ def set_up_device(train: Train, ranks: Ranks = ALONE) -> torch.device:
 
     If `needs_gpu` is set and there is no working GPU, raise RunFailed instead of falling back to a CPU.
     """
-    if train.num_threads or ranks.count > 1:
-        # All ranks share the CPU, so together they must not start more threads than it has cores.
-        torch.set_num_threads(train.num_threads or max(1, torch.get_num_threads() // ranks.count))
+    if train.num_threads or ranks.local_count > 1:
+        # The ranks of a machine share its CPU, so together they must not start more threads than it has cores.
+        torch.set_num_threads(train.num_threads or max(1, torch.get_num_threads() // ranks.local_count))
     if train.is_deterministic:
         _be_deterministic()
     if train.needs_gpu and (train.device in ("cpu", "mps") or not torch.cuda.is_available()):
@@ -61,14 +61,14 @@ def set_up_device(train: Train, ranks: Ranks = ALONE) -> torch.device:
         )
     device = pick_device("cuda" if train.needs_gpu else train.device)
     if device.type == "cuda":
-        if ranks.count > torch.cuda.device_count():
+        if ranks.local_count > torch.cuda.device_count():
             raise UsageError(
-                what=f"This run needs {ranks.count} ranks, but this machine has {_gpus(torch.cuda.device_count())}.",
+                what=f"This machine must run {ranks.local_count} ranks, but it has {_gpus(torch.cuda.device_count())}.",
                 why="Each rank needs its own GPU.",
                 fix=f"Set train.ranks: {torch.cuda.device_count()}, or 0 for one rank per GPU.",
             )
         if ranks.count > 1:
-            device = torch.device("cuda", ranks.rank)
+            device = torch.device("cuda", ranks.local_rank)
         use_device(device)
         _prove_gpu(device)
     return device

@@ -8,30 +8,40 @@
 Every rank holds the same weights and optimizer state, so rank 0 alone writes checkpoints, and a run can resume with a
 different number of ranks. Decisions are exchanged between CPUs (gloo) and never wait for a GPU; gradients are exchanged
 between GPUs (NCCL) if there are any. With a single rank, the usual case, there is no communication.
+
+A rank is told its number and how to reach the others by environment variables (see `start_ranks`). If the ranks of a
+step lose each other, an error follows within `_TIMEOUT`, and torch's flight recorder writes the last collectives of
+each rank to logs/.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from homing.errors import RunFailed
-from homing.lm.train.distributed.start_ranks import COUNT, MEET, RANK
+from homing.errors import RunFailed, UsageError
+from homing.lm.train.distributed.start_ranks import COUNT, HOST, LISTEN_FD, LOCAL_COUNT, LOCAL_RANK, PORT, RANK
+from homing.wire import file_names
 
 __all__ = ["ALONE", "Ranks", "joined_ranks"]
 
-# How long ranks wait for each other. It is long because the others wait while rank 0 evaluates and saves. A run that
-# hangs is noticed much sooner by stall detection.
-_TIMEOUT = datetime.timedelta(hours=2)
+# How long ranks wait for each other within a step: longer than compiling takes, because one rank may find less in its
+# cache than another.
+_TIMEOUT = datetime.timedelta(minutes=30)
+# How long they wait for a decision of rank 0, which also evaluates and saves while the others wait.
+_DECISION_TIMEOUT = datetime.timedelta(hours=2)
+_NUM_RECORDED = 2000  # number of collectives that torch's flight recorder keeps; the memory is negligible
 _BUCKET_BYTES = 64 * 2**20  # maximum size of a group of small gradients that are reduced together
 Value = TypeVar("Value")
 
@@ -40,14 +50,34 @@ Value = TypeVar("Value")
 class Ranks:
     rank: int = 0
     count: int = 1
+    local_rank: int = 0  # number of this rank among those of the same machine, and thereby its GPU
+    local_count: int = 1
+    decisions: dist.ProcessGroup | None = None  # the group in which `agree` and `worst` communicate
 
     @staticmethod
     def from_env() -> Ranks:
-        """Return this process's rank, read from the environment variables that `start_ranks` sets.
+        """Return this process's rank, read from the environment variables that `start_ranks` or torchrun sets.
 
         Without these variables, the process is rank 0 of 1. No messages are exchanged with other ranks.
         """
-        return Ranks(int(os.environ.get(RANK, "0")), int(os.environ.get(COUNT, "1")))
+        if RANK not in os.environ or COUNT not in os.environ:
+            return ALONE
+        given = {name: os.environ.get(name, os.environ[other]) for name, other in
+                 ((RANK, RANK), (COUNT, COUNT), (LOCAL_RANK, RANK), (LOCAL_COUNT, COUNT))}  # fmt: skip
+        try:
+            ranks = Ranks(*(int(number) for number in given.values()))
+        except ValueError:
+            ranks = Ranks(-1)
+        missing = [name for name in (HOST, PORT) if ranks.count > 1 and not os.environ.get(name)]
+        is_right = 0 <= ranks.rank < ranks.count and 0 <= ranks.local_rank < ranks.local_count <= ranks.count
+        if missing or not is_right:
+            wrong = ", ".join(f"{name}={number}" for name, number in given.items())
+            raise UsageError(
+                what="The environment variables of this rank are incomplete or contradictory.",
+                why=f"{' and '.join(missing)} not set." if missing else wrong,
+                fix=f"Start the trainer with torchrun, or unset {RANK} and {COUNT} to let homing start the ranks.",
+            )
+        return ranks
 
     @property
     def is_first(self) -> bool:
@@ -59,7 +89,7 @@ class Ranks:
         if self.count == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"), group=self.decisions)
         return box[0]
 
     def worst(self, number: int, *, within_s: float = 0.0) -> int:
@@ -71,7 +101,7 @@ class Ranks:
         if self.count == 1:
             return number
         held, begun = torch.tensor(number, device="cpu"), time.monotonic()
-        work = dist.all_reduce(held, op=dist.ReduceOp.MAX, async_op=True)
+        work = dist.all_reduce(held, op=dist.ReduceOp.MAX, async_op=True, group=self.decisions)
         try:
             work.wait(datetime.timedelta(seconds=within_s)) if within_s else work.wait()
         except RuntimeError as exc:
@@ -124,20 +154,47 @@ ALONE = Ranks()
 
 
 @contextlib.contextmanager
-def joined_ranks(*, is_cuda: bool) -> Iterator[Ranks]:
+def joined_ranks(*, is_cuda: bool, run_dir: Path) -> Iterator[Ranks]:
     """Wait until all ranks have started, and join their process group for the duration of the context."""
     ranks = Ranks.from_env()
     if ranks.count == 1:
         yield ranks
         return
+    _record_collectives(run_dir / file_names.LOGS)
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if is_cuda else "gloo", init_method=f"file://{os.environ[MEET]}",
+        "cpu:gloo,cuda:nccl" if is_cuda else "gloo", store=_store(ranks), init_method=None if _is_ours() else "env://",
         rank=ranks.rank, world_size=ranks.count, timeout=_TIMEOUT,
     )  # fmt: skip
     try:
-        yield ranks
+        yield dataclasses.replace(ranks, decisions=dist.new_group(backend="gloo", timeout=_DECISION_TIMEOUT))
     finally:
         dist.destroy_process_group()
+
+
+def _is_ours() -> bool:
+    return LISTEN_FD in os.environ
+
+
+def _store(ranks: Ranks) -> dist.Store | None:
+    """Return the store through which the ranks find each other; None if torch gets it from the environment."""
+    if not _is_ours():
+        return None
+    fd = int(os.environ[LISTEN_FD]) if ranks.is_first else None
+    return dist.TCPStore(
+        os.environ[HOST], int(os.environ[PORT]), ranks.count, is_master=ranks.is_first, timeout=_TIMEOUT,
+        master_listen_fd=fd,
+    )  # fmt: skip
+
+
+def _record_collectives(logs: Path) -> None:
+    """Turn on torch's flight recorder: if a collective times out, each rank writes its last collectives to `logs`.
+
+    `torchfrtrace` reads these files. Variables that the user has set take precedence.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(_NUM_RECORDED))
+    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(logs / "flight-recorder-"))  # torch appends the rank
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
 
 
 def _buckets(grads: list[Tensor]) -> Iterator[list[Tensor]]:

@@ -1,12 +1,14 @@
 """Starts and watches one trainer process per GPU, for training on several GPUs of one machine.
 
     how many   train.num_ranks, or one per GPU; the rows of a step must be divisible by it
-    start      start this program once per rank, with its rank and the rendezvous file in environment variables
-    watch      forward signals to rank 0, which decides for all; when a rank fails, end the others and show
-               the last lines of its stderr
+    start      start this program once per rank, with the environment variables that torchrun also sets
+    watch      write each rank's stderr to logs/rank-N.log; forward signals to rank 0, which decides for all; when a
+               rank fails, end the others and show the last lines of its stderr
 
 This process computes nothing and never imports torch, so a GPU failure can take down a rank, but not this process. When
 this process exits, its pipe to the ranks is closed, so the ranks notice and exit too.
+
+The environment variables alone make a process a rank. torchrun or srun can therefore start the ranks instead.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import contextlib
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -30,12 +33,33 @@ from homing.wire import codec, file_names
 from homing.wire.event_lines import Outcome
 from homing.wire.run_json import Run
 
-__all__ = ["COUNT", "EXIT_LEFT_ALONE", "MEET", "RANK", "count_cards", "pick_num_ranks", "run_ranks", "watch_starter"]
+__all__ = [
+    "COUNT",
+    "EXIT_LEFT_ALONE",
+    "HOST",
+    "LISTEN_FD",
+    "LOCAL_COUNT",
+    "LOCAL_RANK",
+    "PORT",
+    "RANK",
+    "check_num_ranks",
+    "count_cards",
+    "is_rank",
+    "note_failure",
+    "pick_num_ranks",
+    "run_ranks",
+    "watch_starter",
+]
 
 # Exit code of a rank that failed only because another rank was gone, so that its error does not hide the real cause.
 EXIT_LEFT_ALONE = 79
-# Names of the environment variables of a rank: its number, the number of ranks, and the path of the rendezvous file.
-RANK, COUNT, MEET = "HOMING_RANK", "HOMING_NUM_RANKS", "HOMING_RANKS_MEET"
+# Environment variables of a rank, with the names that torch uses: its number among all ranks and among those of this
+# machine, how many there are of each, and the address at which rank 0 listens.
+RANK, COUNT, LOCAL_RANK, LOCAL_COUNT = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+HOST, PORT = "MASTER_ADDR", "MASTER_PORT"
+# Set only by `run_ranks`: the open socket for this address, which rank 0 inherits, so that no other program can take
+# the port before rank 0 has loaded torch; and the folder in which a rank records the time of its error.
+LISTEN_FD, NOTES = "HOMING_LISTEN_FD", "HOMING_RANK_NOTES"
 _LOOK_EVERY_S = 0.1
 _SETTLE_S = 5.0  # after a rank has failed, how long to wait for others to fail, to determine which failed first
 _END_S = 20.0
@@ -49,23 +73,51 @@ def pick_num_ranks(run: Run, num_cards: int, say: Callable[[str], None]) -> int:
     ranks and print a warning.
     """
     wanted = run.train.num_ranks or (max(1, num_cards) if run.train.device in ("auto", "cuda") else 1)
-    steps = {phase.kind: phase.batch_tokens // run.model.context for phase in run.phases}
-
-    def does_fit(count: int) -> bool:
-        return all(rows % count == 0 for rows in steps.values())
-
-    if does_fit(wanted):
-        return wanted
-    lower = next(count for count in range(wanted, 0, -1) if does_fit(count))
-    why = ", ".join(f"{kind} has {rows:,} rows per step" for kind, rows in steps.items())
-    if run.train.num_ranks:
-        raise UsageError(
-            what=f"The rows in a step cannot be divided evenly among {wanted} ranks.",
-            why=why,
-            fix=f"Set train.ranks: {lower}, or set batch_tokens to a multiple of {wanted} x model.context.",
+    lower = _most_ranks(run, wanted)
+    if lower < wanted and run.train.num_ranks:
+        raise _cannot_divide(run, wanted, f"Set train.ranks: {lower}")
+    if lower < wanted:
+        why = _rows_per_step(run)
+        say(
+            f"warning: using {lower} of {wanted} GPUs, because the rows cannot be divided evenly among {wanted}: {why}."
         )
-    say(f"warning: using {lower} of {wanted} GPUs, because the rows cannot be divided evenly among {wanted}: {why}.")
     return lower
+
+
+def check_num_ranks(run: Run, count: int) -> None:
+    """Raise UsageError if the run cannot train with `count` ranks, which another program (such as torchrun) started."""
+    if run.train.num_ranks not in (0, count):
+        raise UsageError(
+            what=f"{COUNT} is {count}, but train.ranks is {run.train.num_ranks}.",
+            why=f"The environment variables {RANK} and {COUNT} are set, so another program has started this rank.",
+            fix=f"Start {run.train.num_ranks} ranks, or set train.ranks: 0 to use as many as were started.",
+        )
+    if (lower := _most_ranks(run, count)) < count:
+        raise _cannot_divide(run, count, f"Start {lower} ranks")
+
+
+def _most_ranks(run: Run, at_most: int) -> int:
+    """Return the largest number of ranks, up to `at_most`, that divides the rows of a step in every phase."""
+    steps = [phase.batch_tokens // run.model.context for phase in run.phases]
+    return next(count for count in range(at_most, 0, -1) if all(rows % count == 0 for rows in steps))
+
+
+def _cannot_divide(run: Run, count: int, fix: str) -> UsageError:
+    return UsageError(
+        what=f"The rows in a step cannot be divided evenly among {count} ranks.",
+        why=_rows_per_step(run),
+        fix=f"{fix}, or set batch_tokens to a multiple of {count} x model.context.",
+    )
+
+
+def _rows_per_step(run: Run) -> str:
+    steps = {phase.kind: phase.batch_tokens // run.model.context for phase in run.phases}
+    return ", ".join(f"{kind} has {rows:,} rows per step" for kind, rows in steps.items())
+
+
+def is_rank() -> bool:
+    """Return whether this process was started as a rank, by `run_ranks` or by another program such as torchrun."""
+    return RANK in os.environ and COUNT in os.environ
 
 
 def count_cards() -> int:
@@ -94,14 +146,17 @@ def run_ranks(run_dir: Path, count: int) -> int:
 
     Rank 0 writes outcome.json; if another rank failed first, this process writes it.
     """
-    with tempfile.TemporaryDirectory(prefix="homing-ranks-") as folder:
+    (run_dir / file_names.LOGS).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="homing-ranks-") as folder, socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(count)
         kept_end, given_end = os.pipe()
         ranks: list[_Rank] = []
         try:
             # This process keeps the write end of the pipe and never uses it. When this process ends for any reason, the
             # write end is closed, which tells the ranks to exit.
             for number in range(count):
-                ranks.append(_start(run_dir, number, count, Path(folder) / "meet", kept_end))
+                ranks.append(_start(run_dir, number, count, Path(folder), listener, kept_end))
             os.close(kept_end)
             with _forwarding(ranks[0].process):
                 culprit = _watch(ranks)
@@ -124,34 +179,52 @@ def watch_starter() -> None:
     def wait() -> None:
         with contextlib.suppress(OSError):
             os.read(int(starter_fd), 1)
-        if RANK in os.environ:
+        if NOTES in os.environ:
             os._exit(EXIT_LEFT_ALONE)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, name="starter", daemon=True).start()
 
 
-def _start(run_dir: Path, number: int, count: int, meet: Path, alive_fd: int) -> _Rank:
+def _start(
+    run_dir: Path, number: int, count: int, notes: Path, listener: socket.socket, alive_fd: int
+) -> _Rank:  # fmt: skip
+    host, port = listener.getsockname()
     env = os.environ | {
-        RANK: str(number), COUNT: str(count), MEET: str(meet), file_names.STARTER_FD_ENV: str(alive_fd),
+        RANK: str(number), COUNT: str(count), LOCAL_RANK: str(number), LOCAL_COUNT: str(count),
+        HOST: host, PORT: str(port), LISTEN_FD: str(listener.fileno()), NOTES: str(notes),
+        file_names.STARTER_FD_ENV: str(alive_fd),
     }  # fmt: skip
     process = subprocess.Popen(
-        [sys.executable, "-m", "homing.lm.train", str(run_dir)], env=env, pass_fds=[alive_fd],
+        [sys.executable, "-m", "homing.lm.train", str(run_dir)], env=env,
+        pass_fds=[alive_fd, listener.fileno()] if number == 0 else [alive_fd],
         stdout=None if number == 0 else subprocess.DEVNULL, stderr=subprocess.PIPE,
         # Start the rank in a new session, so that Ctrl-C reaches only this process, which forwards the signal. A rank
         # that received it twice would exit without saving a checkpoint.
         start_new_session=True,
     )  # fmt: skip
     words: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
-    reader = threading.Thread(target=_listen, args=(process, words), daemon=True)
+    log = run_dir / file_names.LOGS / file_names.rank_log(number)
+    reader = threading.Thread(target=_listen, args=(process, words, log), daemon=True)
     reader.start()
-    return _Rank(number, process, words, reader, _note(meet, number))
+    return _Rank(number, process, words, reader, _note(notes, number))
 
 
-def _listen(process: subprocess.Popen[bytes], words: collections.deque[str]) -> None:
+def _listen(process: subprocess.Popen[bytes], words: collections.deque[str], log: Path) -> None:
+    """Copy a rank's stderr to its log, and keep the last lines.
+
+    If the log cannot be written, go on reading, because a full pipe would block the rank.
+    """
     assert process.stderr is not None
-    for line in process.stderr:
-        words.append(line.decode(errors="replace").rstrip("\n"))
+    with contextlib.ExitStack() as stack:
+        file = None
+        with contextlib.suppress(OSError):
+            file = stack.enter_context(open(log, "ab", buffering=0))
+        for line in process.stderr:
+            words.append(line.decode(errors="replace").rstrip("\n"))
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    file.write(line)
 
 
 @contextlib.contextmanager
@@ -206,14 +279,13 @@ def _failed_at(rank: _Rank) -> float:
 
 def note_failure() -> None:
     """Record the time of this rank's error. Call this immediately, before the error makes other ranks fail."""
-    meet, number = os.environ.get(MEET), os.environ.get(RANK)
-    if meet and number:
+    if notes := os.environ.get(NOTES):
         with contextlib.suppress(OSError):
-            _note(Path(meet), int(number)).write_text(repr(time.time()), encoding="ascii")
+            _note(Path(notes), int(os.environ[RANK])).write_text(repr(time.time()), encoding="ascii")
 
 
-def _note(meet: Path, number: int) -> Path:
-    return meet.with_name(f"failed-{number}")
+def _note(notes: Path, number: int) -> Path:
+    return notes / f"failed-{number}"
 
 
 def _notify(run_dir: Path, ranks: list[_Rank], culprit: _Rank | None) -> int:
@@ -230,7 +302,8 @@ def _notify(run_dir: Path, ranks: list[_Rank], culprit: _Rank | None) -> int:
     error = RunFailed(
         what=f"Rank {culprit.number} of {len(ranks)} {how}; the others were stopped.",
         why=last,
-        fix="Run the same command again to resume from the last checkpoint.",
+        fix="Run the same command again to resume from the last checkpoint. "
+        f"All output of this rank is in {file_names.LOGS}/{file_names.rank_log(culprit.number)}.",
     )
     _write_failure(run_dir, str(error))
     raise error
