@@ -485,3 +485,23 @@ def test_kernels_have_the_right_gradients_of_one_row_whatever_attention_leaves(
     errors = {name: float((found[0][name] - g).norm()) / (float(g.norm()) + floor) for name, g in found[1].items()}
     print(f"{shape.arch}, {backend.name}: largest error {max(errors.values()):.3f}")
     assert max(errors.values()) < 0.05, errors
+
+
+@pytest.mark.parametrize("recompute", ["none", "all"])
+@pytest.mark.parametrize("family", ["stock", "swift"])
+def test_every_block_and_embedding_runs_its_hooks_once_per_forward_pass(family: str, recompute: str) -> None:
+    """FSDP gathers a block's weights in such a hook. Without it, the block would compute with a part of them."""
+    shape = SWIFT if family == "swift" else TINY
+    model = shaken(SWIFT) if family == "swift" else built(TINY)
+    model.set_recompute(recompute)
+    called: list[str] = []
+    hooked = [(name, m) for name, m in model.named_modules() if name.endswith("_embed") or "embed_tokens" in name]
+    hooked += [(f"layers.{number}", block) for number, block in enumerate(model.model.layers)]
+    for name, module in hooked:
+        module.register_forward_pre_hook(lambda module, given, name=name: called.append(name))
+    ids, targets = batch(shape)
+    model.loss(ids, targets).backward()
+    assert sorted(called) == sorted(name for name, _ in hooked)
+    with torch.no_grad():
+        model.token_losses(ids, targets)
+    assert sorted(called) == sorted(2 * [name for name, _ in hooked])

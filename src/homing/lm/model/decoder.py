@@ -37,7 +37,7 @@ from homing.lm.model.layers import (
 from homing.lm.model.loss import cap, mean_loss, token_losses
 from homing.lm.model.model_shape import check_shape, do_not_fit, misfits, padded_vocab
 from homing.lm.model.sdpa import Isolation, isolate
-from homing.lm.model.swift import SOFTCAP, SwiftStack
+from homing.lm.model.swift import SOFTCAP, SwiftBlock, SwiftStack
 from homing.wire.run_json import Lora, Model
 
 __all__ = ["Decoder", "init_weights"]
@@ -55,7 +55,15 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
         self.mlp = SwiGLU(shape.width, shape.ffn_width)
 
-    def forward(
+    def forward(self, run: Callable[..., Any], *given: Any) -> tuple[Tensor, Tensor]:
+        """Return `run(self, *given)`, where `run` is `compute`, compiled or recomputed if the stack is set so.
+
+        Only calling the module runs its hooks, with which FSDP gathers the block's weights. They stay outside of the
+        compiled function, so that all blocks can share one.
+        """
+        return run(self, *given)
+
+    def compute(
         self, x_BTD: Tensor, y_BTD: Tensor | None, cos: Tensor, sin: Tensor, cache: KVCache | None, mask: Any = None
     ) -> tuple[Tensor, Tensor]:
         """Return the residual stream and the block's output, not yet added: the kernel of the next norm adds them."""
@@ -83,9 +91,8 @@ class Stack(nn.Module):
         isolation: Isolation | None = None,
     ) -> Tensor:  # fmt: skip
         compiled = self.compiled if torch.is_grad_enabled() and cache is None else {}
-        run, end = compiled.get("block", Block.forward), compiled.get("end", Stack.end)
-        look = compiled.get("look_up", look_up)
-        x_BTD = look(ids_BT, self.embed_tokens.weight, compute_dtype)
+        run, end = compiled.get("block", Block.compute), compiled.get("end", Stack.end)
+        x_BTD = self.embed_tokens(ids_BT, compute_dtype, compiled.get("look_up", look_up))
         cos, sin = self.rope.at(positions)
         mask = isolation.mask if isolation else None
         every = self.recompute_every if torch.is_grad_enabled() and cache is None else 0
@@ -95,7 +102,7 @@ class Stack(nn.Module):
         for number, block in enumerate(self.layers):
             if is_recomputed(number, every) and y_BTD is not None:
                 x_BTD, y_BTD = x_BTD + y_BTD, None  # add now, so that only one tensor is kept for the backward pass
-            x_BTD, y_BTD = recomputed(run, number, every)(block, x_BTD, y_BTD, cos, sin, cache, mask)
+            x_BTD, y_BTD = block(recomputed(run, number, every), x_BTD, y_BTD, cos, sin, cache, mask)
         return end(self, x_BTD, y_BTD)
 
     def end(self, x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
@@ -158,7 +165,7 @@ class Decoder(nn.Module):
         """
         if not isinstance(self.model, SwiftStack):
             return None
-        x_B1D = look_up(ids_B1, self.model.embed_tokens.weight, self.compute_dtype)
+        x_B1D = self.model.embed_tokens(ids_B1, self.compute_dtype)
         return F.rms_norm(x_B1D, x_B1D.shape[-1:], eps=self.shape.norm_eps)
 
     def _logits(self, h: Tensor) -> Tensor:
@@ -229,9 +236,10 @@ class Decoder(nn.Module):
         The compiled block is used only in training. Evaluation and generation use varying shapes and run eagerly.
         """
         parts: dict[str, Callable[..., Any]] = {"look_up": look_up, "end": type(self.model).end}
-        parts["block"] = type(self.model.layers[0]).forward
         if isinstance(self.model, SwiftStack):
-            parts["begin"] = SwiftStack.begin
+            parts |= {"begin": SwiftStack.begin, "block": SwiftBlock.compute}
+        else:
+            parts["block"] = Block.compute
         if is_on:
             # torch compiles one graph per row shape and kind of block. Once it reaches its limit on the number of
             # graphs, it would silently run uncompiled code. Make it raise an error instead, for the trainer to report.

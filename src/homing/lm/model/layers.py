@@ -116,6 +116,10 @@ class Embedding(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_rows, width))
 
+    def forward(self, ids_BT: Tensor, dtype: torch.dtype, look: Callable[..., Tensor] | None = None) -> Tensor:
+        """Return the rows of these ids in `dtype`. `look` is `look_up` or its compiled version."""
+        return (look or look_up)(ids_BT, self.weight, dtype)
+
 
 def look_up(ids_BT: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
     return F.embedding(ids_BT, weight_VD).to(dtype)

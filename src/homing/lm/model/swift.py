@@ -94,16 +94,22 @@ class SwiftBlock(nn.Module):
         self.mlp = ReluSquared(shape.width, shape.ffn_width)
 
     def forward(
-        self, x_BTD: Tensor, first_BTD: Tensor, keep: Tensor, add: Tensor, values_BTC: Tensor | None,
+        self, run: Callable[..., Tensor], look: Callable[..., Tensor], ids_BT: Tensor, x_BTD: Tensor, *given: Any
+    ) -> Tensor:
+        """Return `compute(x, *given)` with this layer's value embeddings; `run` and `look` may be compiled.
+
+        Only calling the module runs its hooks, with which FSDP gathers the block's weights (see decoder.Block).
+        """
+        values = self.self_attn.value_embed(ids_BT, x_BTD.dtype, look) if self.self_attn.has_values else None
+        return run(self, x_BTD, values, *given)
+
+    def compute(
+        self, x_BTD: Tensor, values_BTC: Tensor | None, first_BTD: Tensor, keep: Tensor, add: Tensor,
         cos: Tensor, sin: Tensor, cache: KVCache | None, mask: Any = None,
     ) -> Tensor:  # fmt: skip
         x_BTD = keep.to(x_BTD.dtype) * x_BTD + add.to(x_BTD.dtype) * first_BTD
         x_BTD = x_BTD + self.self_attn(_norm(x_BTD, self.eps), cos, sin, values_BTC, cache, mask)
         return x_BTD + self.mlp(_norm(x_BTD, self.eps))
-
-    def value_table(self) -> Tensor | None:
-        """Return the layer's value embedding (V, G K), or None if the layer has none."""
-        return self.self_attn.value_embed.weight if self.self_attn.has_values else None
 
 
 class SwiftStack(nn.Module):
@@ -129,18 +135,17 @@ class SwiftStack(nn.Module):
         isolation: Isolation | None = None,
     ) -> Tensor:  # fmt: skip
         compiled = self.compiled if torch.is_grad_enabled() and cache is None else {}
-        run, look = compiled.get("block", SwiftBlock.forward), compiled.get("look_up", look_up)
+        run, look = compiled.get("block", SwiftBlock.compute), compiled.get("look_up", look_up)
         begin, end = compiled.get("begin", SwiftStack.begin), compiled.get("end", SwiftStack.end)
         is_start_BT, mask = (isolation.is_start_BT, isolation.mask) if isolation else (None, None)
-        first = begin(self, look(ids_BT, self.embed_tokens.weight, compute_dtype), cache, is_start_BT)
+        first = begin(self, self.embed_tokens(ids_BT, compute_dtype, look), cache, is_start_BT)
         cos, sin = self.rope.at(positions)
         x_BTD = middle = first
         every = self.recompute_every if torch.is_grad_enabled() and cache is None else 0
         scales = zip(self.keep_scales.unbind(), self.first_scales.unbind(), strict=True)
         for layer, (block, (keep, add)) in enumerate(zip(self.blocks(), scales, strict=True)):
-            table = block.value_table()
-            values = None if table is None else look(ids_BT, table, compute_dtype)
-            x_BTD = recomputed(run, layer, every)(block, x_BTD, first, keep, add, values, cos, sin, cache, mask)
+            run_this = recomputed(run, layer, every)
+            x_BTD = block(run_this, look, ids_BT, x_BTD, first, keep, add, cos, sin, cache, mask)
             if layer == self.shape.num_layers // 2:
                 middle = x_BTD
         return end(self, x_BTD, middle)
