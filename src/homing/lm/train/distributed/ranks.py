@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -65,7 +65,7 @@ class Ranks:
         given = {name: os.environ.get(name, os.environ[other]) for name, other in
                  ((RANK, RANK), (COUNT, COUNT), (LOCAL_RANK, RANK), (LOCAL_COUNT, COUNT))}  # fmt: skip
         try:
-            ranks = Ranks(*(int(number) for number in given.values()))
+            ranks = Ranks(int(given[RANK]), int(given[COUNT]), int(given[LOCAL_RANK]), int(given[LOCAL_COUNT]))
         except ValueError:
             ranks = Ranks(-1)
         missing = [name for name in (HOST, PORT) if ranks.count > 1 and not os.environ.get(name)]
@@ -175,12 +175,12 @@ def _is_ours() -> bool:
     return LISTEN_FD in os.environ
 
 
-def _store(ranks: Ranks) -> dist.Store | None:
+def _store(ranks: Ranks) -> Any:  # torch does not export the type of a store
     """Return the store through which the ranks find each other; None if torch gets it from the environment."""
     if not _is_ours():
         return None
     fd = int(os.environ[LISTEN_FD]) if ranks.is_first else None
-    return dist.TCPStore(
+    return dist.TCPStore(  # type: ignore[attr-defined]
         os.environ[HOST], int(os.environ[PORT]), ranks.count, is_master=ranks.is_first, timeout=_TIMEOUT,
         master_listen_fd=fd,
     )  # fmt: skip
