@@ -184,5 +184,5 @@ def test_more_ranks_than_gpus_are_refused_by_their_number(
     monkeypatch.setattr(torch.cuda, "set_device", set_device)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     train = dataclasses.replace(tiny_run.train, device="cuda")
-    with pytest.raises(UsageError, match="needs 4 ranks, but this machine has 2 GPUs"):
-        set_up_device(train, Ranks(rank, 4))
+    with pytest.raises(UsageError, match="needs 4 ranks here, but this machine has 2 GPUs"):
+        set_up_device(train, Ranks(rank, 4, rank, 4))
