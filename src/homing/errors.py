@@ -66,6 +66,23 @@ _READ_THE_FILE = (
 )  # these commands read the run file, so they accept --set and --smoke
 
 
+class NotChecked(str):
+    """A sentence that says why a provider could not be queried although nothing is known to be billing there.
+
+    People see it in `homing doctor` and `homing reconcile`. Other commands do not repeat it each time, because a person
+    who used a provider once need not set its key forever.
+    """
+
+    __slots__ = ("provider",)
+
+    def __new__(cls, text: str, provider: str) -> NotChecked:
+        made = super().__new__(cls, text)
+        made.provider = provider
+        return made
+
+    provider: str
+
+
 class HomingError(Exception):
     exit_code = 1
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from homing.errors import NotChecked
+
 __all__ = ["Listener", "listener", "listening", "say", "say_problems"]
 
 Listener = Callable[[str], None]
@@ -37,8 +39,10 @@ def _log_notice(text: str) -> None:
 
 
 def say_problems(problems: Iterable[str]) -> None:
+    """Say each problem, except providers without a key where nothing is known to be billing (`homing doctor`)."""
     for problem in problems:
-        say(f"warning: {problem}")
+        if not isinstance(problem, NotChecked):
+            say(f"warning: {problem}")
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homing.errors import UsageError
+from homing.errors import NotChecked, UsageError
 
 if TYPE_CHECKING:
     from homing.api.lookup.local_runs import Trained
@@ -324,7 +324,10 @@ def runs(*, last: int = 30, all: bool = False) -> Runs:
 
     found = list_runs(last=last, is_all=all)
     ids = [*(status.run.id for status in found.runs), *(each.run for each in found.trained)]
-    notes = [*found.problems, *billing_words(found.billing, found.things, found.problems)]
+    notes = [
+        *(each for each in found.problems if not isinstance(each, NotChecked)),
+        *billing_words(found.billing, found.things, found.problems),
+    ]
     return Runs(map(Run, ids), HEADERS, found.rows, notes)
 
 

@@ -12,6 +12,9 @@ from functools import partial
 from typing import Any, cast
 
 from homing.cloud.api_key_table import ACCOUNTS, Account
+from homing.cloud.home import Home
+from homing.cloud.ledger.mark import owner_prefix
+from homing.cloud.ledger.meter import billing_lines
 from homing.cloud.plan.plan import needs_of
 from homing.cloud.providers.base import Configurable, Provider
 from homing.cloud.providers.registry import PROVIDERS, configured, open_provider
@@ -19,6 +22,7 @@ from homing.doctor.check import Check, Checked, Prepaid, check_balance, fault, o
 from homing.doctor.subject import Examined
 from homing.errors import HomingError, MissingExtra, UsageError
 from homing.hub_token import token_in
+from homing.units import counted
 from homing.wire.run_json import Run
 from homing.world import HttpRequest, NetworkError
 
@@ -43,7 +47,7 @@ def check_providers(examined: Examined) -> list[Check]:
         else:
             found += answer
     unset = [name for name in ACCOUNTS if name in PROVIDERS and name not in names]
-    return [*found, *(_unset(ACCOUNTS[name], is_needed=False) for name in unset)]
+    return [*found, *(_unset(ACCOUNTS[name], examined, is_needed=False) for name in unset)]
 
 
 def _ask_all(names: list[str], examined: Examined) -> list[Any]:
@@ -105,7 +109,7 @@ def _check_provider(name: str, examined: Examined) -> list[Check]:
     try:
         is_set = account is None or account.is_set(home.world.environment(), home.world)
         if account is not None and not is_set and name not in configured(home.path, home.world):
-            return [_unset(account, is_needed=examined.is_needed)]
+            return [_unset(account, examined, is_needed=examined.is_needed)]
         provider = _open(name, examined)
         if examined.run is not None:
             _configure(provider, name, examined.run)
@@ -165,11 +169,31 @@ def _configure(provider: Provider, name: str, run: Run) -> None:
         cast(Configurable, provider).configure(settings)
 
 
-def _unset(account: Account, *, is_needed: bool) -> Check:
+def _unset(account: Account, examined: Examined, *, is_needed: bool) -> Check:
     text = f"{account.title} is not set up: no {' or '.join(account.keys)} in the environment."
     login = f"   or {account.login}" if account.login else ""
     fix = f"export {account.keys[0]}=...{login}, then: homing setup {account.name}"
+    num_open = _open_lines(account.name, examined.home)
+    if num_open is not None:
+        text += f" Runs were launched there before, and without a key, homing cannot check whether {_left(num_open)}."
+        return (fault if is_needed or num_open else warning)(f"{account.name}.key", text, fix, account.usage_page)
     return (fault if is_needed else skipped)(f"{account.name}.key", text, fix, account.key_page)
+
+
+def _left(num_open: int) -> str:
+    if num_open:
+        return f"{counted(num_open, 'instance')} in the ledger {'is' if num_open == 1 else 'are'} still billing"
+    return "anything was left there. According to the ledger, everything ended"
+
+
+def _open_lines(name: str, home: Home) -> int | None:
+    """Return how many instances there may still be billing, or None if nothing was ever launched there."""
+    try:
+        if not (home.has_owner and home.has_ledger) or name not in home.ledger.providers(owner_prefix(home.owner)):
+            return None
+        return sum(line.provider == name for line in billing_lines(home.ledger.open_lines()))
+    except (HomingError, OSError):  # another check reports an unreadable ledger
+        return None
 
 
 def _refused(name: str, exc: HomingError | OSError, question: str = "key") -> Check:

@@ -22,6 +22,7 @@ from homing.cloud.reconcile.inventory import billing_things
 from homing.cloud.reconcile.lost_ledger import what_is_lost
 from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.reconcile.run_status import Status, dump_line, look, reached
+from homing.errors import NotChecked
 from homing.units import counted, format_duration
 
 __all__ = [
@@ -123,6 +124,8 @@ def billing_words(billing: list[LedgerLine], things: list[Resource], problems: l
             f"{counted(len(things), 'other resource')} billed at {usd(rate)}/h until removed. Details: homing reconcile"
         )
     said = said or ["Nothing is billing." if not problems else "Nothing is known to be billing."]
+    if unset := sorted({problem.provider for problem in problems if isinstance(problem, NotChecked)}):
+        said.append(f"Not checked, because it is not set up here: {', '.join(unset)}. See: homing doctor")
     if num_here := len(billing) - len(charged):
         runs = sorted({line.run_id for line in billing if not meter.is_charged(line)})
         end = runs[0] if len(runs) == 1 and runs[0] else "--all"

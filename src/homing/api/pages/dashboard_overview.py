@@ -41,7 +41,7 @@ from homing.cloud.reconcile.lost_ledger import what_is_lost
 from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.reconcile.run_status import Status, look
 from homing.cloud.watch.progress import Planned, progress_line
-from homing.errors import HomingError
+from homing.errors import HomingError, NotChecked
 from homing.units import format_moment
 from homing.web.dashboard.dashboard_app import NoSuchRun
 from homing.web.dashboard.section_feed import Feed
@@ -207,7 +207,10 @@ class Board:
                     *(_cells(forgotten_row(line, now)) for line in forgotten),
                     *(_cells(thing_row(each, now)) for each in money.things),
                 ],
-                "problems": [*problems, *map(forgotten_words, forgotten)],
+                "problems": [
+                    *(each for each in problems if not isinstance(each, NotChecked)),
+                    *map(forgotten_words, forgotten),
+                ],
                 "total": self._total(open_, now),
                 "left_out": max(0, len(known) - len(rows)),
                 "is_empty": not shown and not self._home.ledger.num_lines(),

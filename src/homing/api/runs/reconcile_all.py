@@ -97,7 +97,7 @@ def reconcile_all(
     with open_home(home) as opened:
         found = survey(opened)
         on_found(found)
-        say_problems(found.problems)
+        say_problems(str(each) for each in found.problems)  # a plain str, so that no provider is left out
         answers = {each.mark + each.id: _answer(opened, each, is_destroy, is_adopt, agrees) for each in found.to_answer}
         return Reconciled(found, answers)
 

@@ -11,7 +11,7 @@ from homing.api.runs.guard_runs import Checked, guard_runs
 from homing.cli import output
 from homing.cli.options import Json
 from homing.cloud.guard.guard_pass import DEFAULT_EVERY_S
-from homing.errors import UsageError
+from homing.errors import NotChecked, UsageError
 from homing.units import parse_duration
 
 __all__ = ["command"]
@@ -69,4 +69,6 @@ def _show(checked: Checked) -> None:
             for text in texts:
                 print(f"{begin}{text}", flush=True)
         for text in made.problems:
+            if isinstance(text, NotChecked):
+                continue
             output.say(f"warning: {text}")

@@ -30,7 +30,15 @@ from homing.cloud.providers.registry import NEAR, configured
 from homing.cloud.reconcile.lost_ledger import remembered
 from homing.cloud.reconcile.receipt import at_its_rate, last_beat, note_bill, receipt, seen_spend, their_spend
 from homing.cloud.reconcile.renting_account import check_account, note_account, say
-from homing.errors import HomingError, IntegrityError, LimitReached, OtherAccount, ProviderSilent, UsageError
+from homing.errors import (
+    HomingError,
+    IntegrityError,
+    LimitReached,
+    NotChecked,
+    OtherAccount,
+    ProviderSilent,
+    UsageError,
+)
 from homing.wire.codec import WireError
 from homing.wire.control_files import Heartbeat
 from homing.wire.run_record import Lease
@@ -195,7 +203,8 @@ def _refresh_lines(home: Home, view: _View, listed: list[Instance] | HomingError
         for line in lines.values():
             if line.created_at is not None and line.state != REFUSED:
                 home.ledger.update(line.mark, state="unknown", billing="maybe")
-        return [f"{unasked(name)} {_first_line(listed)}"]
+        said = f"{unasked(name)} {_first_line(listed)}"
+        return [NotChecked(said, name) if isinstance(listed, UsageError) and not lines else said]
     problems: list[str] = []
     shown = {mark for each in listed for mark in (each.mark, duplicate_mark(each.mark, each.id))}
     known = home.ledger.lines_marked(shown, of_first=view.num_lines) if shown else {}

@@ -35,7 +35,7 @@ from homing.cloud.reconcile.run_status import (
 )
 from homing.cloud.watch.progress import Planned, ahead, planned, progress_line
 from homing.cloud.watch.run_output import EventFeed, Report
-from homing.errors import HomingError, IntegrityError, StillBilling, StoreError
+from homing.errors import HomingError, IntegrityError, NotChecked, StillBilling, StoreError
 from homing.units import format_duration
 from homing.wire import codec
 from homing.wire.codec import WireError
@@ -124,7 +124,7 @@ class _Watch:
         made = guard_pass(self.home, only=self.run.id, notify=said.append)
         was_live, self.run = self.run.is_live, self.home.ledger.run(self.run.id) or self.run
         for problem in made.problems:
-            if problem not in self.refresh_problems:
+            if problem not in self.refresh_problems and not isinstance(problem, NotChecked):
                 yield Report("problem", f"{problem} Retrying.")
         self.refresh_problems = made.problems
         for text in [*said, *made.done, *made.alerts]:
