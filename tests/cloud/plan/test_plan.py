@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,15 @@ from tests.cloud.shop import offer as shop_offer
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.cloud.plan.plan import Plan, make_plan, needs_of, relay_of
-from homing.cloud.plan.speed import FILE, HOST_BYTES_PER_S, estimate, remember, remember_speed
+from homing.cloud.plan.speed import (
+    _PROBE,
+    FILE,
+    HOST_BYTES_PER_S,
+    estimate,
+    remember,
+    remember_here,
+    remember_speed,
+)
 from homing.cloud.plan.timing import timing_of
 from homing.cloud.providers.base import Needs, Offer, lack
 from homing.config.estimate.memory import training_memory
@@ -99,6 +109,43 @@ def test_later_plans_probe_again_and_keep_the_best_result(home: Home, tmp_path: 
         speeds.append(estimate(run, offer, probed).tokens_per_s / first.tokens_per_s)
     assert speeds == [pytest.approx(4.0)] * 3, "the best of them"
     assert Probed.probes == 3, "afterwards the result is reused"
+
+
+@pytest.mark.slow
+def test_a_probe_on_a_busy_computer_is_not_many_times_too_slow() -> None:
+    one_core = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+    code = one_core + _PROBE
+    alone = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    busy = [sys.executable, "-c", f"{one_core}while True: pass"]
+    others = [subprocess.Popen(busy) for _ in range(3)]
+    try:
+        probed = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    finally:
+        for each in others:
+            each.kill()
+            each.wait()
+    assert probed > 0.5 * alone
+
+
+def test_speeds_that_train_measured_here_are_used_by_the_next_plan(plain: Home, tmp_path: Path) -> None:
+    run = dataclasses.replace(make_run(tmp_path), id="moss-1")
+    store = FileStore(str(plain.path), plain.world)
+    speeds = [900.0, 1400.0, 4000.0]
+    lines = [Metric(float(n), "pretrain", n, 40, 100, 6.0, tokens_per_s=speed) for n, speed in enumerate(speeds)]
+    text = "".join(codec.dumps(each) + "\n" for each in lines)
+    store.put_bytes(run_key("moss-1", file_names.METRICS), text.encode())
+    remember_here(plain, run, store)
+    (offer,) = plain.provider("local").offers(Needs())
+    known = estimate(run, offer, plain)
+    assert (known.tokens_per_s, known.source) == (1400.0, "measured")
+
+
+def test_the_worst_case_without_a_limit_is_at_least_the_minimum_spend(home: Home, tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    short = dataclasses.replace(run, phases=[dataclasses.replace(run.phases[0], num_steps=1)])
+    for each in (run, short):
+        for row in make_plan(each, home).offers:
+            assert row.minimum_usd <= row.worst_usd
 
 
 @pytest.mark.acceptance(63)

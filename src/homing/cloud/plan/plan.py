@@ -203,14 +203,18 @@ def _plan_offer(run: Run, offer: Offer, home: Home) -> OfferPlan:
     odds, rate = odds_of(run, offer, timing, home), offer.rate_usd_per_hour
     is_finite = math.isfinite(odds.seconds)
     storage = _storage_usd(run, odds.seconds, home) if is_finite else Decimal(0)
+    minimum = meter.cost(rate, timing.least_s(run))
+    worst = _worst_usd(run, rate, odds.seconds * timing.doubt) + storage if is_finite else Decimal("Infinity")
+    if run.limits.spend_usd is None:  # a launch then gets at least the minimum as its limit, and may spend it
+        worst = max(worst, minimum)
     return OfferPlan(
         offer=offer,
         speed=speed,
         seconds=odds.seconds,
         cost_usd=meter.cost(rate, odds.seconds) + storage if is_finite else Decimal("Infinity"),
         timing=timing,
-        minimum_usd=meter.cost(rate, timing.least_s(run)),
-        worst_usd=_worst_usd(run, rate, odds.seconds * timing.doubt) + storage if is_finite else Decimal("Infinity"),
+        minimum_usd=minimum,
+        worst_usd=worst,
         odds=odds,
         storage_usd=storage,
         buys=_buys(run, offer, timing),

@@ -11,7 +11,8 @@
     unknown    a GPU that is not in our table: assumed as slow as the slowest GPU in it, so that the user's own machine
                has an estimate at all; plan leaves out rented machines with such a GPU
 
-When a run has finished, its speeds, and the time that it spent outside its steps (`Trip`), are added to speed.json.
+When a run has finished, its speeds, and the time that it spent outside its steps (`Trip`), are added to speed.json. The
+speeds that `homing train` measured are added too, for plans on the local provider.
 
 The speed of several GPUs is modelled as the speed of one GPU multiplied by the number of GPUs, and the text says so. No
 figure exceeds the device's peak.
@@ -31,7 +32,8 @@ from homing.cloud.contact.read_metrics import MetricLog
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.plan import measured_speeds
-from homing.cloud.providers.base import Offer
+from homing.cloud.providers.base import Needs, Offer
+from homing.cloud.providers.registry import open_provider
 from homing.config.estimate.memory import training_memory
 from homing.config.estimate.params_and_flops import flops_of_step, flops_of_token
 from homing.errors import HomingError
@@ -50,6 +52,7 @@ __all__ = [
     "measure_trip",
     "recall",
     "remember",
+    "remember_here",
     "remember_speed",
     "shape_key",
 ]
@@ -70,11 +73,19 @@ SAMPLED_SHARE = 4.0
 HOST_BYTES_PER_S = 20e9  # transfer speed between host and GPU in each direction, as with PCIe 4 x16
 SOURCES = ("measured", "probed", "modelled", "assumed", "unknown")  # most reliable first
 
-# Prints the FLOP/s of fp32 matmuls that are small enough for the CPU's cache, like those of a small decoder.
+# Prints the FLOP/s of fp32 matmuls that are small enough for the CPU's cache, like those of a small decoder. If other
+# programs run, a matmul on all threads waits for them and may seem ten times slower. So one thread is also measured by
+# the CPU time that it got, times the number of threads. On an idle computer with 2 cores, both agree within 1%.
 _PROBE = """
 import time, torch
 a, b = torch.randn(512, 512), torch.randn(512, 512)
-best = 0.0
+best, threads = 0.0, torch.get_num_threads()
+torch.set_num_threads(1)
+for _ in range(24):
+    start = time.thread_time()
+    a @ b
+    best = max(best, threads * 2 * 512 ** 3 / max(time.thread_time() - start, 1e-6))
+torch.set_num_threads(threads)
 for pause_s in (0.0, 0.2, 0.4):
     time.sleep(pause_s)
     for _ in range(8):
@@ -365,18 +376,34 @@ def remember(
     _save(home, known)
 
 
+def remember_here(home: Home, run: Run, store: Store) -> None:
+    """Store the speeds that `homing train` measured on this computer, for the next plan on the local provider."""
+    try:
+        # An owner of our own is not needed to describe this computer, and training must not create one.
+        (offer,) = open_provider("local", home=home.path, owner="", world=home.world).offers(Needs())
+        middle = _middle_speeds(store, run.id)
+        if middle:
+            remember(run, offer.device, offer.num_gpus, middle, home, provider="local")
+    except (OSError, ValueError, KeyError, TypeError, HomingError):
+        return  # these values only improve later plans, so an error must not make a command fail
+
+
+def _middle_speeds(store: Store, run_id: str) -> dict[str, float]:
+    """Return the median speed of each phase that reported at least three speeds."""
+    speeds: dict[str, list[float]] = {}
+    for metric in MetricLog(store, run_key(run_id, file_names.METRICS)).fresh():
+        if metric.tokens_per_s:
+            speeds.setdefault(metric.phase, []).append(metric.tokens_per_s)
+    return {phase: sorted(seen)[len(seen) // 2] for phase, seen in speeds.items() if len(seen) >= 3}
+
+
 def remember_speed(home: Home, run: RunRow, store: Store) -> None:
     """Store a run's measured speeds and times for the next plan, if the run's files are on this computer."""
     folder = home.run_dir(run.id)
     try:
         resolved = codec.loads(Run, home.world.read(folder / file_names.RUN))
         offer = json.loads(home.world.read(folder / LAUNCH_NOTE))["offer"]
-        metrics = MetricLog(store, run_key(run.id, file_names.METRICS)).fresh()
-        speeds: dict[str, list[float]] = {}
-        for metric in metrics:
-            if metric.tokens_per_s:
-                speeds.setdefault(metric.phase, []).append(metric.tokens_per_s)
-        middle = {phase: sorted(seen)[len(seen) // 2] for phase, seen in speeds.items() if len(seen) >= 3}
+        middle = _middle_speeds(store, run.id)
         if middle:
             trip = _trip_of(home, run, store)
             remember(resolved, offer["device"], offer["num_gpus"], middle, home, provider=offer["provider"], trip=trip)
