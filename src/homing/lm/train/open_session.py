@@ -63,18 +63,21 @@ def open_session(run: Run, run_dir: Path, journal: Journal, requests: ControlReq
 def quiet_gc() -> Iterator[Callable[[], None]]:
     """Yield a function that disables the garbage collector; restore it on exit.
 
-    After the first step no more long-lived objects are created, so garbage collection would only cause pauses.
+    After the first step no more long-lived objects are created, so garbage collection would only cause pauses. Objects
+    that the calling program has frozen stay frozen, because `gc.unfreeze` would release them together with ours.
     """
-    was_on = gc.isenabled()
+    was_on, is_ours = gc.isenabled(), gc.get_freeze_count() == 0
 
     def settle() -> None:
         gc.collect()
-        gc.freeze()
+        if is_ours:
+            gc.freeze()
         gc.disable()
 
     try:
         yield settle
     finally:
-        gc.unfreeze()
+        if is_ours:
+            gc.unfreeze()
         if was_on:
             gc.enable()
