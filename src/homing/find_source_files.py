@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Protocol
 
 from homing.errors import DataError, MissingExtra
 
@@ -28,6 +29,7 @@ __all__ = [
     "find_sources",
     "is_in_store",
     "is_utf8",
+    "may_exceed",
     "need_reader",
     "num_text_bytes",
 ]
@@ -38,6 +40,7 @@ PARQUET_ENDING = ".parquet"
 # Typical compression ratios of text. Parquet is compressed internally: the two usual codecs, snappy and zstd,
 # make books 1.6 and 2.3 times smaller.
 _PACKED = {".gz": 3, ".xz": 3, ".zst": 3, ".parquet": 2}
+_MOST_PACKED = 10  # text rarely compresses better than this
 _MAX_SHOWN = 5  # maximum number of names shown in an error
 CHAT_ENDINGS = (*JSONL_ENDINGS, ".json", PARQUET_ENDING)
 TEXT_ENDINGS = (".txt", ".text", ".md", ".markdown", ".rst", ".org", ".adoc", ".tex", *JSONL_ENDINGS, PARQUET_ENDING)
@@ -50,6 +53,11 @@ class Source:
     mtime_ns: int
     form: str  # plain, jsonl or parquet
     packing: str  # "", gzip, xz or zstd
+
+    @property
+    def num_text_bytes(self) -> int:
+        """Estimate the size of the text, which is larger than a compressed file."""
+        return self.num_bytes * _PACKED.get(Path(self.path.lower()).suffix, 1)
 
     @property
     def stamp(self) -> list[object]:
@@ -251,6 +259,23 @@ def _neighbours(path: str) -> str:
     names: Iterable[str] = sorted(os.listdir(folder)) if folder.is_dir() else []
     close = difflib.get_close_matches(os.path.basename(path), list(names), n=3, cutoff=0.6)
     return f" Similar names: {', '.join(str(folder / name) for name in close)}." if close else ""
+
+
+class _Sized(Protocol):
+    @property
+    def path(self) -> str: ...
+    @property
+    def num_bytes(self) -> int: ...
+
+
+def may_exceed(take_bytes: int, files: Iterable[_Sized]) -> bool:
+    """Return whether the files may contain more text than `take_bytes`; False if `take_bytes` is 0, which means all.
+
+    The size of compressed text is unknown before it is read, so this assumes the most that it is likely to be.
+    """
+    is_packed = {True: _MOST_PACKED, False: 1}
+    most = sum(each.num_bytes * is_packed[Path(each.path.lower()).suffix in _PACKED] for each in files)
+    return 0 < take_bytes < most
 
 
 # --- without opening the files --------------------------------------------------------------------------------------

@@ -405,3 +405,28 @@ def test_a_number_is_accepted_as_a_string_and_an_unknown_gpu_is_answered_with_it
         with pytest.raises(RunFileError) as raised:
             load(text, *sets)
         assert "'4090' is not a known GPU. Did you mean RTX4090?" in str(raised.value.why)
+
+
+def test_a_plan_with_too_few_steps_to_learn_is_warned_of_with_a_batch_that_makes_enough(
+    load: Load, folder: Path
+) -> None:
+    put_data(folder, num_tokens=32_768)
+    text = (
+        BASE.replace("steps: 100\n    batch_tokens: 256", "epochs: 2\n    batch_tokens: 8192")
+        + "tokenizer: {vocab_size: 512}\n"
+    )
+    (warning,) = [each for each in load(text).warnings if "too few" in each]
+    assert warning.startswith("phases.0 has only 8 steps of 8,192 tokens, too few for a model of ")
+    batch = int(warning.split("batch_tokens=")[1].split()[0])
+    assert f"({8 * 8192 // batch:,} steps)" in warning
+    assert not [each for each in load(text, f"phases.0.batch_tokens={batch}").warnings if "too few" in each]
+    assert not [each for each in load(text, "phases.0.steps=8").warnings if "too few" in each], "chosen by the user"
+
+
+def test_held_out_text_shorter_than_one_row_is_warned_of(load: Load, folder: Path) -> None:
+    put_data(folder, num_tokens=200)
+    (warning,) = [
+        each for each in load(BASE + "tokenizer: {vocab_size: 512}\n").warnings if "held-out text has 20 tokens" in each
+    ]
+    assert "less than one row of" in warning
+    assert "raise data.val_fraction" in warning

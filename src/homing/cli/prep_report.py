@@ -154,7 +154,7 @@ def _short_report(result: dict[str, Any]) -> None:
         print(
             f"{split['num_tokens']:,} tokens {_SIDES[name]}{_share(result, name)}:"
             f" {split['num_text_bytes'] / 1e6:.2f} MB of text in"
-            f" {counted(split['num_documents'], 'document')}, {split['bytes_per_token']:.2f} bytes per token"
+            f" {_counted(result, split)}, {split['bytes_per_token']:.2f} bytes per token"
         )
     num_bytes = sum(split["num_bytes"] for _, split in _splits(result))
     print(f"✓ Saved to {_short(result['dir'])}/ ({num_bytes / 1e6:.2f} MB) in {format_duration(result['elapsed_s'])}")
@@ -167,6 +167,11 @@ def _share(result: dict[str, Any], name: str) -> str:
 
 def _splits(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return [(name, split) for name, split in result["splits"].items() if split["num_documents"]]
+
+
+def _counted(result: dict[str, Any], split: dict[str, Any]) -> str:
+    """Return the number of documents, called passages if long documents were cut into them."""
+    return counted(split["num_documents"], "passage" if result["is_cut"] else "document")
 
 
 def _shown(number: int | None) -> str:
@@ -203,7 +208,7 @@ def _tokens(result: dict[str, Any], name: str, title: str, paths: list[str]) -> 
         print(f"File size: {split['num_file_bytes'] / 1e6:.2f} MB")
     else:
         print("Held out by the hash of each document or passage.")
-    print(f"Text: {split['num_text_bytes'] / 1e6:.2f} MB in {counted(split['num_documents'], 'document')}")
+    print(f"Text: {split['num_text_bytes'] / 1e6:.2f} MB in {_counted(result, split)}")
     print("✓ Tokenization complete!")
     print(f"  Total tokens: {split['num_tokens']:,}{_share(result, name)}")
     print(f"✓ Saved to {_short(result['dir'])}/{_range(split['shards'])}")

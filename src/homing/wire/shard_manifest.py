@@ -69,4 +69,5 @@ class DataManifest:
     source_sha256: str  # sha256 of the list of source files, which changes if any of them changes
     settings: Dict[str, Any] = field(default_factory=dict)
     code_version: str = ""
+    is_cut: bool = False  # whether long documents were cut into passages, which the splits count as documents
     template_sha256: str = ""  # sha256 of the chat template; "" for plain text

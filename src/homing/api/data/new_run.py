@@ -297,7 +297,7 @@ def _first_words(text: list[str]) -> str:
     try:
         source = find_sources(text, key="--text").sources[0]
         with Reading(source) as reading:
-            first = next(documents_of(reading, Cuts(unmarked_bytes_for(source.num_bytes))), b"")
+            first = next(documents_of(reading, Cuts(unmarked_bytes_for(source.num_text_bytes))), b"")
     except (HomingError, ImportError, OSError):
         return ""
     lines = (line.split() for line in first.decode("utf-8", errors="ignore").splitlines())

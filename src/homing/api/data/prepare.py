@@ -306,6 +306,7 @@ def _document(order: PrepOrder, manifest: DataManifest, meter: Gathered) -> dict
             name: _split(split, manifest.source[:num_text] if name == "train" else manifest.source[num_text:])
             for name, split in manifest.splits.items()
         },
+        "is_cut": manifest.is_cut,
         "val_share": round(val_share(manifest.splits), 6),
         "source_sha256": manifest.source_sha256,
         "elapsed_s": round(meter.elapsed_s, 3),

@@ -22,7 +22,7 @@ from homing.config.prepared_data import (
     sha256_of,
 )
 from homing.errors import DataError
-from homing.find_source_files import find_chat_files, find_sources, is_in_store
+from homing.find_source_files import find_chat_files, find_sources, is_in_store, may_exceed
 from homing.wire import file_names
 
 if TYPE_CHECKING:
@@ -75,11 +75,10 @@ def _of_text(loaded: Loaded, prepared: Prepared, wanted: dict[str, Any]) -> str:
     for sources, now in ((manifest.source[:count], text), (manifest.source[count:], held_out)):
         if why := changed_files(sources, stamps, now):
             return why
-    num_bytes = sum(source.num_bytes for source in manifest.source)
     values = {
         "val_fraction": 0.0 if wanted["validation"] else float(wanted["val_fraction"]),
         "text_field": loaded.prep.text_field,
-        "take_bytes": loaded.prep.take_bytes if loaded.prep.take_bytes < num_bytes else 0,
+        "take_bytes": loaded.prep.take_bytes if may_exceed(loaded.prep.take_bytes, manifest.source) else 0,
     }
     return changed_settings({"take_bytes": 0, **settings} if settings else {}, values, _KEYS)
 

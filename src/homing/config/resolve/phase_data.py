@@ -202,7 +202,7 @@ def _refuse(trace: Trace, number: int) -> None:
 # --- amounts --------------------------------------------------------------------------------------------------------
 
 
-def text_corpus(trace: Trace, prepared: Prepared | None, vocab_size: int) -> Corpus:
+def text_corpus(trace: Trace, prepared: Prepared | None, vocab_size: int, context: int) -> Corpus:
     """Return the amount of the run's text, counted by prep or estimated."""
     if prepared is not None:
         found = Corpus(prepared.num_train_tokens, prepared.num_val_tokens, shown(prepared.dir / file_names.MANIFEST))
@@ -210,6 +210,13 @@ def text_corpus(trace: Trace, prepared: Prepared | None, vocab_size: int) -> Cor
             trace.warn(
                 "There is no held-out text, so nothing can be evaluated. Set data.validation"
                 f"{'' if trace.file.data.val_fraction else ', or raise data.val_fraction'}, and prepare again."
+            )
+        elif found.num_val_tokens < context and trace.is_sound(("model", "context")):
+            more = "" if trace.file.data.validation else ", raise data.val_fraction"
+            trace.warn(
+                f"The held-out text has {found.num_val_tokens:,} tokens, less than one row of {context:,} tokens"
+                f" (model.context), so the held-out loss says little. Use more text{more}, or set data.validation to"
+                " a longer file, and prepare again."
             )
         return found
     num_bytes = _taken(trace, num_text_bytes(trace.file.data.text))

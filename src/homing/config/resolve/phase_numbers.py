@@ -14,6 +14,7 @@ from homing.config.estimate.params_and_flops import (
     eval_steps,
     num_epochs,
     save_steps,
+    sizes,
     steps_for,
 )
 from homing.config.parse.check import Trace
@@ -24,6 +25,7 @@ from homing.config.resolve.phase_data import Corpus
 from homing.config.resolve.phase_weights import resolve_init
 from homing.config.schema.phase import LENGTHS, PhaseLora, PhaseRl
 from homing.config.weights.open_weights import Source
+from homing.units import counted
 from homing.wire.run_json import Model, Optimizer, Phase, PhaseData, Rl, Schedule
 
 __all__ = ["resolve_phase"]
@@ -36,6 +38,8 @@ _MOST_WARMUP_STEPS = 1000
 _DECAY_FRACTION = 0.5
 _EPOCHS = {"mid": 1.0, "sft": 3.0}  # phase kind -> default length in epochs
 _LEAST_EPOCHS = 0.5  # warn below this number of epochs, because many conversations would never be seen
+# Below the first number of steps, warn that a model with random weights cannot learn. The second is enough for a start.
+_LEAST_STEPS, _ENOUGH_STEPS = 100, 500
 _HABITS = ("beta1", "eps", "momentum", "momentum_start", "variance_beta", "cautious", "clip", "weight_decay")
 _FLOORS = {"wsd": 0.05, "cosine": 0.1, "constant": 1.0}
 
@@ -75,6 +79,8 @@ def resolve_phase(
     when = _When(trace, at, wire)
     init = str(trace.take(f"{wire}.init_from", (*at, "init_from"), start, "found locally" if start else "default"))
     init_from, init_base = resolve_init(trace, number, init, model, source, tokenizer) if init else ("", "")
+    if phase.kind == "pretrain" and not init and source is None:
+        _warn_if_too_short(trace, at, num_steps, batch_tokens, model)
     whole = trace.file
     return Phase(
         kind=trace.plain(f"{wire}.kind", (*at, "kind")),
@@ -255,7 +261,7 @@ def _warn_about_data(trace: Trace, number: int, num_steps: int, batch_tokens: in
     # Accept up to 10% above the limit, because people round 7,751 steps up to 8,000.
     if epochs is not None and epochs > DATA_CONSTRAINED_EPOCHS * 1.1:
         trace.warn(
-            f"phases.{number} reads {amount} {epochs:.1f} times. After about {DATA_CONSTRAINED_EPOCHS:.0f} passes, a"
+            f"phases.{number} reads {amount} {epochs:,.1f} times. After about {DATA_CONSTRAINED_EPOCHS:.0f} passes, a"
             " model learns little more from the same text. Use more text or fewer tokens."
         )
     is_sft = trace.value(("phases", number)).kind == "sft"
@@ -268,6 +274,20 @@ def _warn_about_data(trace: Trace, number: int, num_steps: int, batch_tokens: in
         )
     if batch_tokens > corpus.num_train_tokens:
         trace.warn(f"phases.{number}.batch_tokens is {batch_tokens:,}, but the phase has only {amount}.")
+
+
+def _warn_if_too_short(trace: Trace, at: KeyPath, num_steps: int, batch_tokens: int, model: Model) -> None:
+    """Warn if a length in tokens or epochs leaves too few steps. With `steps`, the user chose the number of steps."""
+    if not 0 < num_steps < _LEAST_STEPS or trace.is_given((*at, "steps")):
+        return
+    wire, num_tokens = f"phases.{at[1]}", num_steps * batch_tokens
+    batch = max(1, num_tokens // _ENOUGH_STEPS // model.context) * model.context
+    smaller = f", or smaller steps: --set {wire}.batch_tokens={batch} ({num_tokens // batch:,} steps)"
+    trace.warn(
+        f"{wire} has only {counted(num_steps, 'step')} of {batch_tokens:,} tokens, too few for a model of"
+        f" {sizes(model).num_params:,} parameters to learn from random weights. Use more text, a smaller model (homing"
+        f" new --list){smaller if batch < batch_tokens else ''}."
+    )
 
 
 def _is_by_profile(trace: Trace, at: KeyPath) -> bool:

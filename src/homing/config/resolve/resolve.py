@@ -282,7 +282,8 @@ def _is_vocab_firm(trace: Trace) -> bool:
 def _resolve_data(trace: Trace, inputs: _Inputs, model: Model, vocab_size: int) -> _AllData:
     """Return the amount of data for the run and for each phase, and warn about files that prep will not find."""
     numbers, prepared = inputs.numbers, inputs.prepared
-    corpus = text_corpus(trace, prepared, vocab_size) if inputs.needs_text else Corpus(0, 0, "no phase reads it")
+    unread = Corpus(0, 0, "no phase reads it")
+    corpus = text_corpus(trace, prepared, vocab_size, model.context) if inputs.needs_text else unread
     preps = {number: phase_prep(trace, number, inputs.data_dir) for number in numbers}
     datas = {
         number: phase_data(

@@ -312,7 +312,7 @@ def test_passages_of_long_documents_are_held_out_cut_at_paragraph_breaks(tmp_pat
     for passage in held_out:
         assert set(passage.strip().split("\n\n")) <= whole, "no paragraph is cut"
     assert [p.note for p in seen if "passages" in p.note] == [
-        "The documents are long, so homing held out passages of about 3.75 kB, split at paragraph breaks."
+        "There are few documents, so homing held out passages of about 3.75 kB instead of whole documents."
     ]
 
 
@@ -853,3 +853,28 @@ def test_the_same_text_prepared_again_has_the_same_manifest_byte_for_byte(tmp_pa
     (tmp_path / "out/manifest.json").unlink()
     prepare(order, lambda progress: None)
     assert (tmp_path / "out/manifest.json").read_bytes() == first
+
+
+def test_take_is_an_amount_of_text_even_if_the_file_is_compressed(tmp_path: Path) -> None:
+    text = "<|endoftext|>".join(text_of(900)).encode()
+    packed = tmp_path / "a.txt.gz"
+    packed.write_bytes(gzip.compress(text))
+    size = packed.stat().st_size
+    take_bytes = (size + len(text)) // 2  # more than the size of the file, less than the text in it
+    manifest, seen = run(order_of(packed, take_bytes=take_bytes, val_fraction=0.0))
+    assert manifest.splits["train"].num_text_bytes == pytest.approx(take_bytes, abs=1000)
+    (note,) = [progress.note for progress in seen if "data.take" in progress.note]
+    assert f"out of about {3 * size / 1e3:.2f} kB of text" in note
+    manifest, seen = run(order_of(packed, take_bytes=2 * len(text), val_fraction=0.0))
+    assert manifest.source[0].sha256 == hashlib.sha256(packed.read_bytes()).hexdigest(), "all of it is used"
+    assert not [progress.note for progress in seen if "data.take" in progress.note]
+
+
+@pytest.mark.parametrize(("separator", "is_cut"), [("<|endoftext|>", False), ("\n\n", True)])
+def test_the_manifest_says_whether_long_documents_were_cut_into_passages(
+    tmp_path: Path, separator: str, is_cut: bool
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(separator.join(text_of(400)), encoding="utf-8")
+    manifest, _ = run(order_of(path))
+    assert manifest.is_cut is is_cut

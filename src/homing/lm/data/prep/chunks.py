@@ -50,10 +50,10 @@ class Chunk:
 
 
 class _Pace:
-    """Limits the text read to the requested fraction of the total size of the files opened so far."""
+    """Limits the text read to the requested fraction of the estimated text in the files opened so far."""
 
     def __init__(self, inputs: Inputs) -> None:
-        self._share = inputs.take_bytes / inputs.num_file_bytes if inputs.is_part else math.inf
+        self._share = inputs.take_bytes / inputs.num_text_bytes if inputs.is_part else math.inf
         self._allowed = 0.0
         self.taken_bytes = 0
 
@@ -62,7 +62,7 @@ class _Pace:
         self._allowed = float(self.taken_bytes)
 
     def open(self, source: Source) -> None:
-        self._allowed += self._share * source.num_bytes
+        self._allowed += self._share * source.num_text_bytes
 
     @property
     def has_room(self) -> bool:

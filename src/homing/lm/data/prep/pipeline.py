@@ -127,8 +127,8 @@ def _make(job: _Job) -> DataManifest:
             job.report(Progress("scan", warning=warning))
         if job.order.specials != "one" and (note := marker_note(scan)):
             job.report(Progress("scan", note=note))
-        if job.inputs.is_part:
-            job.report(Progress("scan", note=part_note(scan, job.inputs)))
+        if job.inputs.is_part and (note := part_note(scan, job.inputs)):
+            job.report(Progress("scan", note=note))
         splits = splits or _encode(job, scan, encoder.result)
         better = _rule_by_tokens(job, scan, splits, encoder.result)
         if better is not None:
@@ -329,6 +329,7 @@ def _manifest(job: _Job, scan: Scan, splits: dict[str, Split]) -> DataManifest:
         source_sha256=hashlib.sha256(lines.encode()).hexdigest(),
         settings=job.settings,
         code_version=__version__,
+        is_cut=bool(scan.passage_bytes or scan.files_cut),
     )
 
 

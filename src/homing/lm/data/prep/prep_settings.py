@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from homing.errors import DataError
-from homing.find_source_files import Source, find_sources
+from homing.find_source_files import Source, find_sources, may_exceed
 from homing.lm.tokenizer.tokenizer import specials_named
 from homing.lm.tokenizer.train_bpe import MAX_SAMPLE_BYTES, MIN_VOCAB
 from homing.lm.tokenizer.write_files import METADATA_FILES, Facts, pattern_named, read_facts
@@ -79,14 +79,19 @@ class Inputs:
         return sum(source.num_bytes for source in self.sources)
 
     @property
+    def num_text_bytes(self) -> int:
+        """Estimate the size of all text. It is larger than that of the files if they are compressed."""
+        return sum(source.num_text_bytes for source in self.sources)
+
+    @property
     def is_part(self) -> bool:
-        """True if the files contain more text than prep will use."""
-        return 0 < self.take_bytes < self.num_file_bytes
+        """True if the files may contain more text than prep will use."""
+        return may_exceed(self.take_bytes, self.sources)
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes of text prep is expected to read."""
-        return self.take_bytes if self.is_part else self.num_file_bytes
+        """How many bytes prep is expected to read: of text if it uses only a part, else of the files on disk."""
+        return min(self.take_bytes, self.num_text_bytes) if self.is_part else self.num_file_bytes
 
     @property
     def stamps(self) -> list[list[object]]:

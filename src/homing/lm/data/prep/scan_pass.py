@@ -57,7 +57,8 @@ class Scan:
 class Scanner:
     def __init__(self, order: PrepOrder, inputs: Inputs, notify: Callable[[int], None]) -> None:
         self._order, self._inputs, self._notify = order, inputs, notify
-        self._cuts = Cuts(unmarked_bytes_for(inputs.num_bytes), order.text_field)
+        num_text_bytes = inputs.num_bytes if inputs.is_part else inputs.num_text_bytes
+        self._cuts = Cuts(unmarked_bytes_for(num_text_bytes), order.text_field)
         self._fraction = 0.0 if inputs.validation else order.val_fraction
         self._small = SmallCorpus(self._fraction)
         # The split rule to use if there are many documents. `result` determines whether there are.
@@ -157,15 +158,19 @@ def marker_note(scan: Scan) -> str:
     )  # fmt: skip
     others = "; each of the other files is one document" if scan.num_plain_files > num_cut else ""
     return (
-        f"The text has no <|endoftext|> marker: {many} split at paragraph breaks into documents of about"
-        f" {scan.unmarked_bytes // 1024} KiB{others}."
+        f"The text has no <|endoftext|> marker: {many} split at paragraph breaks into passages of about"
+        f" {scan.unmarked_bytes // 1024} KiB, each treated as one document{others}."
     )
 
 
 def part_note(scan: Scan, inputs: Inputs) -> str:
+    """Return a note on how much of the text is used; "" if all of it is used."""
+    if all(scan.sha256s):  # every file was read to its end
+        return ""
+    about = "about " if inputs.num_text_bytes != inputs.num_file_bytes else ""
     return (
-        f"Using {format_bytes(scan.num_text_bytes)} out of {format_bytes(inputs.num_file_bytes)} of text, in proportion"
-        " from each file; set data.take: 0 to use all of it."
+        f"Using {format_bytes(scan.num_text_bytes)} out of {about}{format_bytes(inputs.num_text_bytes)} of text, in"
+        " proportion from each file; set data.take: 0 to use all of it."
     )
 
 
@@ -173,8 +178,8 @@ def passage_note(scan: Scan) -> str:
     if not scan.passage_bytes:
         return ""
     return (
-        f"The documents are long, so homing held out passages of about {format_bytes(scan.passage_bytes)}, split at"
-        " paragraph breaks."
+        f"There are few documents, so homing held out passages of about {format_bytes(scan.passage_bytes)} instead of"
+        " whole documents."
     )
 
 
