@@ -1,4 +1,4 @@
-"""Write a new run file, with its computed sizes, to ./runs. Implements `homing new`.
+"""Write a new run file to ./runs. Implements `homing new`.
 
 new_run("first", preset="tiny")                          from a preset; with `chat`, followed by an sft phase
 new_run("first", preset="hf:OWNER/NAME", chat=[...])     fine-tune open weights on conversations with adapters
@@ -13,11 +13,12 @@ import json
 import os
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homing.api.data.new_run_data import (
+    changes_for_chats,
     check_chats,
     is_open_weights,
     measure_chats,
@@ -28,13 +29,11 @@ from homing.api.data.new_run_data import (
     yaml_name,
 )
 from homing.errors import HomingError, UsageError
-from homing.units import format_count
 
 if TYPE_CHECKING:
     from homing.config.load import Loaded
-    from homing.wire.run_json import Run
 
-__all__ = ["NewRun", "list_presets", "new_run", "preset_names", "size_line"]
+__all__ = ["NewRun", "list_presets", "new_run", "preset_names"]
 
 SIZES = "{sizes}"
 _PROMPT_WORDS = 3  # number of words of the text to use as the prompt for samples
@@ -50,6 +49,7 @@ class NewRun:
     file: Path
     source: str  # the preset, or the open weights
     loaded: Loaded | None = None  # None for open weights, because only `prep` reads them
+    changes: list[str] = field(default_factory=list)  # numbers of the preset that differ because of the conversations
 
     @property
     def absent(self) -> list[str]:
@@ -70,6 +70,8 @@ def new_run(
     force: bool = False,
 ) -> NewRun:
     """Write runs/NAME.yaml from a preset or from open weights."""
+    from homing.config.load import load_run
+
     typed = _typed({"--text": text, "--validation": validation})
     if not name or not _NAME.fullmatch(name):
         raise _misnamed(name or "", f" --from {shlex.quote(preset or 'tiny')}{typed}{_typed({'--chat': chat})}")
@@ -88,7 +90,9 @@ def new_run(
         for path in paths or []:
             _check_text(path, flag, call)
     _refuse_to_overwrite(name, target, force)
-    return NewRun(name, target, source.stem, _write(source, target, name, text or [], validation or [], chat or []))
+    loaded = _write(source, target, name, text or [], validation or [], chat or [])
+    changes = changes_for_chats(load_run(str(source), is_for_prep=True).run, loaded.run) if chat else []
+    return NewRun(name, target, source.stem, loaded, changes)
 
 
 def list_presets() -> list[dict[str, Any]]:
@@ -126,16 +130,6 @@ def preset_names() -> list[str]:
     from homing.config.home_and_run_files import preset_dir
 
     return sorted((path.stem for path in preset_dir().glob("*.yaml")), key=lambda stem: _size_of(stem))
-
-
-def size_line(run: Run) -> str:
-    """Return the line for the run file's header that states the computed sizes."""
-    from homing.config.estimate.memory import fits_every_phase
-
-    fitting = [fit for fit in fits_every_phase(run) if fit.most_rows]
-    where = f"training fits GPUs from {fitting[0].gpu.memory_gib} GB" if fitting else "training fits no single GPU"
-    flops = format_count(run.sizes.flops_per_token)
-    return f"{run.sizes.num_params:,} parameters, {flops} FLOPs per token; {where}. (Computed by homing new.)"
 
 
 def _size_of(stem: str) -> int:
@@ -255,10 +249,10 @@ def _write(source: Path, target: Path, name: str, text: list[str], validation: l
         seen = measure_chats(chat, preset.model.vocab_size)
         body = with_chats(body, preset, chat, seen, _num_tokens(text, preset.model.vocab_size))
     with written_atomically(target, name) as draft:
-        draft.write_text(body, encoding="utf-8")
-        # The sizes in the header are computed from exactly the file that is written.
-        run = load_run(str(draft), is_for_prep=True).run
-        draft.write_text(body.replace(SIZES, size_line(run), 1), encoding="utf-8")
+        # The header names no sizes, because they change with the keys below it.
+        header = f"Parameters, memory and the GPUs that it fits on: homing verify {name}"
+        draft.write_text(body.replace(SIZES, header, 1), encoding="utf-8")
+        load_run(str(draft), is_for_prep=True)  # fail before the file exists if it is not valid
     return load_run(str(target), is_for_prep=True)
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHATS",
     "Chats",
+    "changes_for_chats",
     "check_chats",
     "is_open_weights",
     "measure_chats",
@@ -50,7 +51,7 @@ _MOST_LOOKED_AT = 20_000  # number of conversations to measure; enough to estima
 _EPOCHS = 3
 _STEPS_WANTED, _MOST_ROWS = 200, 32
 _PASSES = 4  # maximum number of passes over the text before the sft phase
-_LEAST_STEPS = 20
+_LEAST_STEPS, _FEW_STEPS = 20, 100
 
 
 @contextlib.contextmanager
@@ -159,6 +160,25 @@ def with_chats(body: str, run: Run, chats: list[str], seen: Chats, num_text_toke
         f"    data:\n      chat: {yaml_list(chats)}  # check every line: homing data check\n"
     )
     return re.sub(r"(?m)^phases:\n(?:[ #].*\n|\n)*", lambda m: f"{m[0].rstrip()}\n{sft}\n", body, count=1)
+
+
+def changes_for_chats(preset: Run, run: Run) -> list[str]:
+    """Return a sentence for each number of the preset that the conversations changed."""
+    found = []
+    if run.model.context != preset.model.context:
+        found.append(
+            f"model.context is {run.model.context:,} tokens instead of the preset's {preset.model.context:,}, so that"
+            f" {_SHARE_WHOLE:.0%} of your conversations fit. Training takes more memory per row."
+        )
+    now, then = run.phases[0], preset.phases[0]
+    if now.batch_tokens != then.batch_tokens:
+        found.append(f"phases.0.batch_tokens is {now.batch_tokens:,} instead of {then.batch_tokens:,}, in whole rows.")
+    if now.num_steps and then.num_steps and now.num_steps != then.num_steps:
+        few = " A model learns little in so few steps: add text." if now.num_steps < _FEW_STEPS else ""
+        found.append(
+            f"phases.0.steps is {now.num_steps:,} instead of {then.num_steps:,}, because your text is short.{few}"
+        )
+    return found
 
 
 def _context(usual: int, seen: Chats) -> int:

@@ -72,11 +72,15 @@ def _report(made: NewRun) -> None:
     assert made.loaded is not None, "open weights have their own report"
     name, run, absent = made.name, made.loaded.run, made.absent
     document = {"run": name, "file": str(made.file), "preset": made.source, "num_params": run.sizes.num_params}
-    output.emit("new/1", {**document, "text": made.loaded.prep.text, "next": f"homing prep {name}"})
+    output.emit(
+        "new/1", {**document, "text": made.loaded.prep.text, "changes": made.changes, "next": f"homing prep {name}"}
+    )
     if not output.is_json():
         print(f"{made.file}: {run.sizes.num_params:,} parameters, from {made.source}.")
     if absent:
         output.say(f"No text found at {', '.join(absent)}: put your text there, or change data.text in {made.file}.")
+    for change in made.changes:
+        output.say(f"Note: {change}")
     for phase in run.phases if made.loaded.phase_preps else []:
         length = f"{phase.num_steps:,} steps" if phase.num_steps else "steps set by `homing prep`"
         output.say(f"  {phase.kind}: {length} of {phase.batch_tokens:,} tokens, in rows of {run.model.context:,}")
