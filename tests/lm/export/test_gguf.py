@@ -180,3 +180,13 @@ def test_a_key_that_is_missing_from_the_file_is_found_whatever_its_value(
     monkeypatch.setattr(gguf.GGUFWriter, "add_uint32", forgetful)
     with pytest.raises(IntegrityError, match="bos_token_id"):
         export(order(tmp_path / "c", tmp_path / "out", gguf_type="f32"))
+
+
+@pytest.mark.parametrize("kind", ["gguf", "ollama"])
+def test_the_card_names_only_files_that_the_export_has(tmp_path: Path, kind: str) -> None:
+    make_checkpoint(tmp_path / "c", "qwen3")
+    made = export(order(tmp_path / "c", tmp_path / "out", kind, gguf_type="q8_0"))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert ("Modelfile" in card) == ("Modelfile" in made.files)
+    use = "ollama create tiny -f Modelfile && ollama run tiny" if kind == "ollama" else "llama-cli -m tiny-Q8_0.gguf"
+    assert f"Run `{use}`" in card

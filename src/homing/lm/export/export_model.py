@@ -71,7 +71,8 @@ def export(order: Order, notify: Notify = lambda text: None) -> Made:
         checked, proof = _write(order, opened, temporary, notify)
         manifest = read_manifest(order.folder)
         note = proof.note if proof is not None else ""
-        card = write_card(opened, order.facts, manifest, checked, kind=order.kind, note=note)
+        gguf = next((path.name for path in temporary.glob("*.gguf")), "")
+        card = write_card(opened, order.facts, manifest, checked, kind=order.kind, note=note, gguf=gguf)
         (temporary / "README.md").write_text(card, encoding="utf-8")
         write_json(temporary / RECORD, _record(order, opened, checked, proof))
         files = {path.name: path.stat().st_size for path in sorted(temporary.iterdir())}

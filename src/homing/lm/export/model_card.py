@@ -72,7 +72,9 @@ def write_card(
     *,
     kind: str,
     note: str = "",
+    gguf: str = "",
 ) -> str:
+    """Return the text of README.md. `gguf`: the name of the GGUF file, if the export has one."""
     run = opened.card.run
     parts = [
         _front_matter(opened, facts, run, kind),
@@ -89,7 +91,7 @@ def write_card(
         "## Checks before publication",
         "\n".join(f"- {sentence[:1].upper()}{sentence[1:]}" for sentence in checked),
         "## How to use it",
-        _usage(opened, kind),
+        _usage(opened, kind, facts.name, gguf),
         *([f"Note: {note}"] if note else []),
     ]
     return "\n\n".join(parts) + "\n"
@@ -180,9 +182,11 @@ def _evaluation(facts: Facts, manifest: CheckpointManifest | None) -> str:
     return "\n".join(["| figure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
-def _usage(opened: Opened, kind: str) -> str:
-    if kind in ("gguf", "ollama"):
-        return "Run `ollama create NAME -f Modelfile && ollama run NAME`, or use any program built on llama.cpp."
+def _usage(opened: Opened, kind: str, name: str, gguf: str) -> str:
+    if kind == "ollama":
+        return f"Run `ollama create {name} -f Modelfile && ollama run {name}`, or use any program built on llama.cpp."
+    if kind == "gguf":
+        return f"Run `llama-cli -m {gguf}`, or use any program built on llama.cpp."
     if kind == "adapter":
         return (
             "```python\nfrom peft import AutoPeftModelForCausalLM\n\n"
