@@ -63,7 +63,8 @@ def set_up_device(train: Train, ranks: Ranks = ALONE) -> torch.device:
     if device.type == "cuda":
         if ranks.local_count > torch.cuda.device_count():
             raise UsageError(
-                what=f"This run needs {ranks.local_count} ranks here, but this machine has {_gpus(torch.cuda.device_count())}.",
+                what=f"This run needs {ranks.local_count} ranks here, but this machine has"
+                f" {_gpus(torch.cuda.device_count())}.",
                 why="Each rank needs its own GPU.",
                 fix=f"Set train.ranks: {torch.cuda.device_count()}, or 0 for one rank per GPU.",
             )
