@@ -221,15 +221,21 @@ _STOP_POLL_S = 0.5
 _NO_WORD = "no trainer is running, and the last one left no error message."
 
 
-def watch_here(home: Home, run: Trained, *, every_s: float) -> Iterator[Report]:
-    """Yield reports of the run. The last one, of kind `end`, follows once no trainer is running any more."""
+def watch_here(home: Home, run: Trained, *, every_s: float, is_curve: bool = False) -> Iterator[Report]:
+    """Yield reports of the run. The last one, of kind `end`, follows once no trainer is running any more.
+
+    With `is_curve`, reports of kind `curve` bring the points of the loss curve, from the first step on.
+    """
     check_interval(every_s)
-    feed, last, due = EventFeed(store_here(home), run.run), "", home.world.monotonic()
+    feed, last, due = EventFeed(store_here(home), run.run, is_curve=is_curve), "", home.world.monotonic()
     is_first = True
     while True:
         # Check the state before reading the files, so that everything written up to the end is read.
         run = look_again(home, run)
-        yield from feed.reports()
+        reports = list(feed.reports())
+        if is_curve:
+            yield from feed.curve_points()
+        yield from reports
         if is_first and run.is_live:
             saved = f"saved: {newest_saved(home, run) or 'no checkpoint yet'}"
             parts = ["training on this computer, not billing", saved, feed.learned()]

@@ -39,23 +39,23 @@ __all__ = ["Watched", "watch_run"]
 class Watched:
     """The reports of one run, as an iterator that ends when the run ends."""
 
-    def __init__(self, home: Home, run: RunRow | Trained, every_s: float) -> None:
+    def __init__(self, home: Home, run: RunRow | Trained, every_s: float, *, is_curve: bool = False) -> None:
         self.run = run
         self.typed = run.run if isinstance(run, Trained) else name_here(run)  # the name or id that selects the run here
         self.exit_code = 0  # the run's exit code, once it has ended
-        self._reports = self._follow(home, every_s)
+        self._reports = self._follow(home, every_s, is_curve)
 
     def __iter__(self) -> Iterator[Report]:
         return self._reports
 
-    def _follow(self, home: Home, every_s: float) -> Iterator[Report]:
+    def _follow(self, home: Home, every_s: float, is_curve: bool) -> Iterator[Report]:
         if isinstance(self.run, Trained):
-            yield from watch_here(home, self.run, every_s=every_s)
+            yield from watch_here(home, self.run, every_s=every_s, is_curve=is_curve)
             self.run = look_again(home, self.run)
             notices.say(self.run.next_words)
             self.exit_code = self.run.exit_code
             return
-        yield from watch(home, self.run, every_s=every_s)
+        yield from watch(home, self.run, every_s=every_s, is_curve=is_curve)
         self.run = home.ledger.run(self.run.id) or self.run
         _note_smoke(home, self.run)
         _say_next(home, self.run)
@@ -68,9 +68,12 @@ def watch_run(
     every_s: float = DEFAULT_EVERY_S,
     trackers: Sequence[str] = (),
     tracker_name: str | None = None,
+    is_curve: bool = False,
     home: Home | None = None,
 ) -> Watched:
     """Return the reports of a run from now until its end. `trackers`: names of trackers to log to as well.
+
+    `is_curve`: also report the points of the loss curve, from the first step on, for a live view.
 
     After the last report, record the result of a smoke run, and emit notices with the spend and the next commands.
     """
@@ -84,7 +87,7 @@ def watch_run(
         run_dir = str(opened.run_dir(run_id)) if is_here else ""
         for each in trackers:
             begin(following(each, opened.path, run_id, tracker_name, store=store, run_dir=run_dir), opened.world)
-        return Watched(opened, row, every_s)
+        return Watched(opened, row, every_s, is_curve=is_curve)
 
 
 def _note_smoke(home: Home, run: RunRow) -> None:

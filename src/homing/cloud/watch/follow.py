@@ -1,6 +1,6 @@
 """Watches a run: turns its heartbeats, metrics and events into reports for the user, until the run ends.
 
-    store --poll--> Report(head | line | event | sample | alert | problem)  ...  Report(end)
+    store --poll--> Report(head | line | event | sample | alert | problem | curve)  ...  Report(end)
 
 A failed poll is reported once and retried. Watching also guards the run: it makes the same passes as `homing guard`,
 but only over this run. These passes end the run at its limit and relaunch it after a preemption. When the user stops
@@ -50,16 +50,19 @@ _BLIND_S = 300.0  # how long to wait for an unreadable store once the run has no
 _REFRESH_S = 10.0  # seconds between queries to the provider
 
 
-def watch(home: Home, run: RunRow, *, every_s: float = DEFAULT_EVERY_S) -> Iterator[Report]:
-    """Yield reports, the last of which has kind `end`. Raises StillBilling if an instance is not confirmed gone."""
-    return _Watch(home, run, check_interval(every_s)).reports()
+def watch(home: Home, run: RunRow, *, every_s: float = DEFAULT_EVERY_S, is_curve: bool = False) -> Iterator[Report]:
+    """Yield reports, the last of which has kind `end`. Raises StillBilling if an instance is not confirmed gone.
+
+    With `is_curve`, reports of kind `curve` bring the points of the loss curve, from the first step on.
+    """
+    return _Watch(home, run, check_interval(every_s), is_curve=is_curve).reports()
 
 
 class _Watch:
-    def __init__(self, home: Home, run: RunRow, every_s: float) -> None:
-        self.home, self.run, self.every_s = home, run, every_s
+    def __init__(self, home: Home, run: RunRow, every_s: float, *, is_curve: bool = False) -> None:
+        self.home, self.run, self.every_s, self.is_curve = home, run, every_s, is_curve
         self.store = home.store_of(run)
-        self.feed = EventFeed(self.store, run.id)
+        self.feed = EventFeed(self.store, run.id, is_curve=is_curve)
         self.headed = ""  # mark of the machine that the last `head` report was about
         self.interrupted_by = ""
         self.plans: dict[str, Planned | None] = {}  # maps the mark of a machine to the plan for it
@@ -113,6 +116,8 @@ class _Watch:
         fresh = self.feed.copy()
         reports = self._ask(lambda: list(fresh.reports(status.lines, status.at)))
         self.feed = fresh
+        if self.is_curve:
+            yield from fresh.curve_points()
         yield from reports
 
     def _ask(self, question: Callable[[], T]) -> T:
@@ -189,9 +194,17 @@ class _Watch:
     def _line_data(self, status: Status) -> dict[str, Any]:
         beat = self._beat(status)
         found = ahead(status, beat, self._plan(status))
+        line = status.lines[-1] if status.lines else None
         return {
             "run": self.run.id,
+            "name": self.run.name,
             "state": self.run.state,
+            "phases": [{"phase": phase, "num_steps": steps} for phase, steps in status.steps.items()],
+            "attempt": line.attempt if line else None,
+            "provider": line.provider if line else "",
+            "offer": line.offer if line else "",
+            "rate_usd_per_hour": line.rate_usd_per_hour if line else None,
+            "began_at": self.run.created_at,
             "heartbeat": codec.dump(beat) if beat else None,
             "figures": self.feed.figures.get(beat.phase, {}) if beat else {},
             "spend_usd": str(status.spend_usd),

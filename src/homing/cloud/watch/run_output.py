@@ -49,7 +49,7 @@ _EVERY_S = 2.0
 
 @dataclass(frozen=True)
 class Report:
-    kind: str  # head | line | event | sample | alert | problem | end
+    kind: str  # head | line | event | sample | alert | problem | curve | end
     text: str
     data: dict[str, Any] = field(default_factory=dict)
 
@@ -88,6 +88,24 @@ class EventFeed:
         since = lines[-1].intent_at if self._is_first and len(lines) > 1 else -math.inf
         found = [*self._new_metrics(since), *self._new_events(lines, since, now)]
         yield from (report for _, report in sorted([*found, *self._new_samples(since)], key=lambda pair: pair[0]))
+
+    def curve_points(self) -> Iterator[Report]:
+        """Yield one report with the points of the curve that were new at the last call of `reports`, if any.
+
+        A point is the phase, the step, the loss (in rl the reward), the held-out loss and its bits per byte.
+        """
+        points = [
+            (
+                metric.phase,
+                metric.step,
+                metric.more.get("reward") if metric.phase == BY_REWARD else metric.loss,
+                metric.val_loss if metric.phase != BY_REWARD else metric.more.get("val_reward"),
+                metric.val_bits_per_byte,
+            )
+            for metric in self.fresh
+        ]
+        if points:
+            yield Report("curve", "", {"points": points})
 
     def learned(self) -> str:
         """Summarize the newest phase: `loss 6.419 at step 10, 4.520 at step 150, held-out 4.608`, or "" if unknown."""
