@@ -6,7 +6,7 @@ import dataclasses
 import random
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class Script:
         self.steps: threading.Semaphore | None = None
         self.tokenizer: Any = None
         self._monkeypatch = monkeypatch
-        monkeypatch.setattr(GenerationSession, "new_batch", lambda session, max_rows: ScriptedBatch(self))
+        monkeypatch.setattr(GenerationSession, "new_batch", lambda session, max_rows, **_: ScriptedBatch(self))
 
     def hold(self) -> None:
         """From now on a token comes only when `step` lets it, and one more after a text was given up."""
@@ -57,8 +57,8 @@ class Script:
             self.step()
             self.given_up.release()
 
-        def submit_and_record(worker: Worker, generation: Generation) -> None:
-            submit(worker, generation)
+        def submit_and_record(worker: Worker, generation: Generation, lane: int = 0) -> None:
+            submit(worker, generation, lane)
             self.queued.release()
 
         self._monkeypatch.setattr(Generation, "cancel", cancel_and_step)
@@ -174,19 +174,21 @@ def served(
     port: int = 0,
     token: str = TOKEN,
     defaults: Defaults | None = None,
+    also: Mapping[str, Path] | None = None,
+    **settings: Any,
 ) -> Iterator[httpx.Client]:
+    """Serve the model of a folder, and those in `also` by their names."""
     monkeypatch.setattr(server_module, "NUM_WAITING", num_waiting)
-    model, tokenizer = load_for_use(folder, "cpu")
+    folders = {"": folder, **(also or {})}
+    sessions = [GenerationSession(*load_for_use(each, "cpu"), each, name=name) for name, each in folders.items()]
     if script is not None:
-        script.tokenizer = tokenizer
+        script.tokenizer = sessions[0].tokenizer
     sock = listen("127.0.0.1", port)
     assert port in (0, sock.getsockname()[1]), "another one has taken the port"
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     hosts = hosts_for("127.0.0.1")
     with (
-        serving(
-            GenerationSession(model, tokenizer, folder), sock, token=token, hosts=hosts, defaults=defaults or Defaults()
-        ),
+        serving(sessions, sock, token=token, hosts=hosts, defaults=defaults or Defaults(), **settings),
         httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60, trust_env=False) as client,
     ):
         yield client

@@ -551,12 +551,13 @@ def test_prometheus_reads_what_was_done(servers: dict[str, httpx.Client]) -> Non
             client.responses.create(model="tiny", input="x")
     after = values()
     new = {name: after[name] - before.get(name, 0) for name in after}
-    assert new["homing_generated_tokens_total"] == 14
-    assert new["homing_prompt_tokens_total"] == 8
+    assert new['homing_generated_tokens_total{model="tiny"}'] == 14
+    assert new['homing_prompt_tokens_total{model="tiny"}'] == 8
     assert new['homing_requests_total{route="/v1/completions",status="200"}'] == 1
     assert new['homing_requests_total{route="other",status="404"}'] == 1
-    assert new["homing_request_seconds_count"] == new["homing_first_token_seconds_count"] == 1
-    assert after["homing_active_texts"] == after["homing_waiting_texts"] == 0
+    assert new['homing_request_seconds_count{model="tiny"}'] == 1
+    assert new['homing_first_token_seconds_count{model="tiny"}'] == 1
+    assert after['homing_active_texts{model="tiny"}'] == after['homing_waiting_texts{model="tiny"}'] == 0
     assert server.get("/metrics", headers={"Authorization": ""}).status_code == 401
 
 
@@ -651,8 +652,8 @@ def test_failed_streams_leave_no_texts_behind(folders: Path, monkeypatch: pytest
         script.says = "fine"
         assert ask(client).choices[0].message.content == "fine"
         waiting = server.get("/metrics").text
-    assert "homing_active_texts 0" in waiting
-    assert "homing_waiting_texts 0" in waiting
+    assert 'homing_active_texts{model="tiny"} 0' in waiting
+    assert 'homing_waiting_texts{model="tiny"} 0' in waiting
 
 
 def test_a_schema_that_needs_too_much_computation_fails_and_others_do_not(

@@ -2,14 +2,14 @@
 
     GET  /                     the page; it loads nothing external, and takes the token from the URL fragment
     GET  /health               health check
-    GET  /v1/models            a list with the one model that is served
+    GET  /v1/models            a list of the models that are served; the first one is the default
     POST /v1/chat/completions  the answer to a conversation, if the model is a chat model
     POST /v1/completions       continuations of texts
     POST /v1/embeddings        the mean of the last hidden states of texts
     GET  /metrics              counters for Prometheus
 
 Everything under /v1, and /metrics, requires the token. Many texts are generated at once; further ones wait in a queue.
-When a client disconnects, the server stops generating its texts at the next token.
+When a client disconnects, the server stops generating its texts at the next token. A request has a time limit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from homing.errors import DataError, UsageError
 from homing.lm.data.chat.messages import Fault
 from homing.pip_command import pip_install
 from homing.web import openai_requests, openai_responses
-from homing.web.generation import Generation
+from homing.web.generation import Generation, TimedOut
 from homing.web.metrics import CONTENT_TYPE, Metrics
 from homing.web.model_session import BadIds, GenerationSession, GivenUp, TooLong
 from homing.web.openai_requests import Defaults, Refusal, Wanted
@@ -51,10 +51,11 @@ from homing.web.openai_responses import Answer, event_line
 from homing.web.threaded_server import Server
 from homing.web.worker import QueueFull, Worker
 
-__all__ = ["make_app", "serving"]
+__all__ = ["REQUEST_TIMEOUT_S", "make_app", "serving"]
 
-MAX_ROWS = 64  # number of texts that are generated at once, if their keys and values fit into memory
-NUM_WAITING = 256  # number of texts that may wait in addition
+MAX_ROWS = 64  # number of texts of a model that are generated at once, if their keys and values fit into memory
+NUM_WAITING = 256  # number of texts that may wait in addition, for each model
+REQUEST_TIMEOUT_S = 600.0
 MAX_BODY_BYTES = 4 * 1024 * 1024
 _JSON_BYTES = 6  # maximum number of JSON bytes per byte of text, reached by an escaped control character
 _ID_BYTES = 8  # maximum number of JSON bytes per token of a prompt that is given as ids: 123456, and a space
@@ -70,11 +71,21 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def serving(
-    session: GenerationSession, sock: socket.socket, *, token: str, hosts: list[str], defaults: Defaults
+    sessions: Sequence[GenerationSession],
+    sock: socket.socket,
+    *,
+    token: str,
+    hosts: list[str],
+    defaults: Defaults,
+    request_timeout_s: float = REQUEST_TIMEOUT_S,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Server]:
-    """Serve the model until the `with` block ends. The socket comes from `threaded_server.listen`."""
-    worker = Worker(session.new_batch(MAX_ROWS), num_waiting=NUM_WAITING)
-    app = make_app(session, worker, token=token, hosts=hosts, defaults=defaults)
+    """Serve the models until the `with` block ends. The socket comes from `threaded_server.listen`."""
+    share = 1 / len(sessions)
+    batches = [session.new_batch(MAX_ROWS, memory_share=share) for session in sessions]
+    worker = Worker(batches, num_waiting=NUM_WAITING, clock=clock)
+    limits = _Limits(request_timeout_s, clock)
+    app = make_app(sessions, worker, token=token, hosts=hosts, defaults=defaults, limits=limits)
     server = Server(app, sock, worker.close, "homing-serve")
     try:
         yield server
@@ -83,10 +94,19 @@ def serving(
 
 
 def make_app(
-    session: GenerationSession, worker: Worker, *, token: str, hosts: Sequence[str], defaults: Defaults | None = None
+    sessions: Sequence[GenerationSession],
+    worker: Worker,
+    *,
+    token: str,
+    hosts: Sequence[str],
+    defaults: Defaults | None = None,
+    limits: _Limits | None = None,
 ) -> Starlette:
-    """Return the app. It accepts only the host names in `hosts`, to protect against DNS rebinding."""
-    routes = _Routes(session, worker, token, defaults or Defaults())
+    """Return the app. It accepts only the host names in `hosts`, to protect against DNS rebinding.
+
+    `worker` has a batch for each session, in the same order.
+    """
+    routes = _Routes(sessions, worker, token, defaults or Defaults(), limits or _Limits())
     return Starlette(
         routes=[
             Route("/", _page()),
@@ -111,14 +131,37 @@ def make_app(
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Limits:
+    """How long a request may take, by which clock."""
+
+    request_timeout_s: float = REQUEST_TIMEOUT_S
+    clock: Callable[[], float] = time.monotonic
+
+    def deadline(self) -> float:
+        return self.clock() + self.request_timeout_s
+
+
+@dataclasses.dataclass(frozen=True)
+class _Model:
+    """One of the models: `lane` is its place in the worker."""
+
+    session: GenerationSession
+    lane: int
+
+
 class _Routes:
-    def __init__(self, session: GenerationSession, worker: Worker, token: str, defaults: Defaults) -> None:
-        self._session, self._worker, self._token, self._defaults = session, worker, token.encode(), defaults
+    def __init__(
+        self, sessions: Sequence[GenerationSession], worker: Worker, token: str, defaults: Defaults, limits: _Limits
+    ) -> None:
+        self._models = [_Model(session, lane) for lane, session in enumerate(sessions)]
+        self._names = [session.name for session in sessions]
+        self._worker, self._token, self._defaults, self._limits = worker, token.encode(), defaults, limits
         self._created = int(time.time())
-        self.metrics = Metrics(worker)
+        self.metrics = Metrics(worker, self._names)
 
     async def health(self, request: Request) -> Response:
-        if not self._worker.is_working:
+        if not self._worker.is_working:  # one thread generates the texts of all models
             return JSONResponse({"status": "failed"}, 503)
         return JSONResponse({"status": "ok"})
 
@@ -128,57 +171,63 @@ class _Routes:
 
     async def models(self, request: Request) -> Response:
         self._check_token(request)
-        return JSONResponse({"object": "list", "data": [self._card()]})
+        return JSONResponse({"object": "list", "data": [self._card(model.session) for model in self._models]})
 
     async def model(self, request: Request) -> Response:
         self._check_token(request)
-        if (name := request.path_params["name"]) != self._session.name:
-            message = f"Unknown model {name!r}; this server has {self._session.name!r}."
-            raise Refusal(message, status=404, param="model", code="model_not_found")
-        return JSONResponse(self._card())
+        return JSONResponse(self._card(self._model(request.path_params["name"]).session))
 
-    def _card(self) -> dict[str, Any]:
-        mode = "chat" if self._session.is_chat else "completion"
-        head = {"id": self._session.name, "object": "model", "created": self._created, "owned_by": "homing"}
+    def _model(self, name: Any) -> _Model:
+        return self._models[openai_requests.choose_model(name, self._names)]
+
+    def _card(self, session: GenerationSession) -> dict[str, Any]:
+        head = {"id": session.name, "object": "model", "created": self._created, "owned_by": "homing"}
         # The page needs more than OpenAI's format contains: chat or completion, context length, and default settings.
         sampling = self._defaults.sampling
         defaults = {"max_tokens": self._defaults.num_tokens, **dataclasses.asdict(sampling)}
         defaults = {name: value for name, value in defaults.items() if name not in ("seed", "logit_bias")}
-        return {**head, "mode": mode, "context": self._session.context, "defaults": defaults}
+        mode = "chat" if session.is_chat else "completion"
+        checkpoint = {"phase": session.phase or None, "step": session.step}
+        return {**head, "mode": mode, "context": session.context, **checkpoint, "defaults": defaults}
 
     async def chat(self, request: Request) -> Response:
         self._check_token(request)
-        wanted = openai_requests.read_chat(
-            await self._read(request), self._session.name, self._defaults, knows_tools=self._session.knows_tools
-        )
-        if not self._session.is_chat:
+        body = await self._read(request)
+        model = self._model(body.get("model"))
+        wanted = openai_requests.read_chat(body, self._defaults, knows_tools=model.session.knows_tools)
+        if not model.session.is_chat:
             raise Refusal(
                 "This is a base model: it continues a text and was not trained for chat. Use /v1/completions.",
                 code="base_model",
             )
-        return await self._answer(request, wanted)
+        return await self._answer(request, wanted, model)
 
     async def complete(self, request: Request) -> Response:
         self._check_token(request)
         body = await self._read(request, num_prompts=openai_requests.MOST_CHOICES)
-        wanted = openai_requests.read_completion(body, self._session.name, self._defaults)
-        return await self._answer(request, wanted)
+        model = self._model(body.get("model"))
+        return await self._answer(request, openai_requests.read_completion(body, self._defaults), model)
 
     async def embed(self, request: Request) -> Response:
         self._check_token(request)
-        wanted = openai_requests.read_embeddings(await self._read(request), self._session.name)
+        body = await self._read(request)
+        model = self._model(body.get("model"))
+        session, wanted = model.session, openai_requests.read_embeddings(body)
+        deadline = self._limits.deadline()
         found = []
         for prompt in wanted.inputs:
             if await request.is_disconnected():
                 raise ClientDisconnect
+            if self._limits.clock() >= deadline:
+                self.metrics.timed_out(session.name)
+                raise _timed_out()
             try:
-                self._session.check_bytes([prompt] if isinstance(prompt, str) else [])
-                ids = await asyncio.to_thread(self._session.begin_embedding, prompt)
-                found.append(
-                    (await asyncio.wrap_future(self._worker.compute(partial(self._session.embed, ids))), len(ids))
-                )
+                session.check_bytes([prompt] if isinstance(prompt, str) else [])
+                ids = await asyncio.to_thread(session.begin_embedding, prompt)
+                vector = await asyncio.wrap_future(self._worker.compute(partial(session.embed, ids), model.lane))
+                found.append((vector, len(ids)))
             except TooLong as exc:
-                raise self._refused_length(exc, "input") from None
+                raise _refused_length(exc, "input", session) from None
             except BadIds as exc:
                 raise Refusal(f"input has unknown token ids: {exc}.", param="input") from None
             except QueueFull:
@@ -187,14 +236,18 @@ class _Routes:
                 if self._worker.is_working:
                     raise
                 raise _ending() from None
-        return JSONResponse(openai_responses.embeddings_document(self._session.name, found, is_base64=wanted.is_base64))
+        return JSONResponse(openai_responses.embeddings_document(session.name, found, is_base64=wanted.is_base64))
 
     async def _read(self, request: Request, *, num_prompts: int = 1) -> dict[str, Any]:
         """Return the parsed body, or reject a body so large that its prompts, at most `num_prompts`, could not fit.
 
         Both the declared length and the received bytes are checked, because a chunked body does not declare its length.
         """
-        prompt_bytes = max(_JSON_BYTES * self._session.max_prompt_bytes, _ID_BYTES * self._session.context)
+        # The body names the model, so the largest one counts here.
+        prompt_bytes = max(
+            max(_JSON_BYTES * model.session.max_prompt_bytes, _ID_BYTES * model.session.context)
+            for model in self._models
+        )
         most = min(MAX_BODY_BYTES, num_prompts * prompt_bytes + _ENVELOPE_BYTES)
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > most:
@@ -210,31 +263,43 @@ class _Routes:
             raise Refusal(f"The body did not arrive within {_BODY_S:g} s.", status=408) from None
         return openai_requests.read_body(bytes(raw))
 
-    async def _answer(self, request: Request, wanted: Wanted) -> Response:
-        started = time.monotonic()
+    async def _answer(self, request: Request, wanted: Wanted, model: _Model) -> Response:
+        started, session = time.monotonic(), model.session
         try:
             # The messages of a conversation share the context; each prompt has its own.
             for texts in [wanted.texts] if wanted.messages is not None else [[text] for text in wanted.texts]:
-                self._session.check_bytes(texts)
+                session.check_bytes(texts)
         except TooLong as exc:
-            raise self._refused_length(exc, wanted.field) from None
-        generation = Generation(partial(self._session.prepare, wanted), num_texts=wanted.num_texts)
+            raise _refused_length(exc, wanted.field, session) from None
+        generation = Generation(
+            partial(session.prepare, wanted),
+            num_texts=wanted.num_texts,
+            deadline=self._limits.deadline(),
+            on_expired=partial(self.metrics.timed_out, session.name),
+        )
         try:
-            self._worker.submit(generation)
+            self._worker.submit(generation, model.lane)
         except QueueFull:
             raise _queue_full() from None
-        await self._accepted(request, generation, wanted)
-        answer = Answer(self._session.name, wanted, generation, self._session.tokenizer)
-        response = _Stream(generation, answer) if wanted.is_stream else await _whole(request, generation, answer)
-        response.background = BackgroundTask(self._finished, generation, started)
+        try:
+            await self._accepted(request, generation, wanted, session)
+            answer = Answer(session.name, wanted, generation, session.tokenizer)
+            response = _Stream(generation, answer) if wanted.is_stream else await _whole(request, generation, answer)
+        except TimedOut:
+            raise _timed_out() from None
+        response.background = BackgroundTask(self._finished, generation, started, session.name)
         return response
 
-    def _finished(self, generation: Generation, started: float) -> None:
+    def _finished(self, generation: Generation, started: float, model: str) -> None:
         if generation.first_at is not None:
-            self.metrics.began(started, generation.first_at)
-        self.metrics.finished(started, num_prompt_tokens=generation.num_prompt_tokens, num_tokens=generation.num_tokens)
+            self.metrics.began(model, started, generation.first_at)
+        self.metrics.finished(
+            model, started, num_prompt_tokens=generation.num_prompt_tokens, num_tokens=generation.num_tokens
+        )
 
-    async def _accepted(self, request: Request, generation: Generation, wanted: Wanted) -> None:
+    async def _accepted(
+        self, request: Request, generation: Generation, wanted: Wanted, session: GenerationSession
+    ) -> None:
         """Wait until the worker has encoded the prompts, so that an error can still set the status of the response.
 
         If the client disconnects while waiting, its request leaves the queue.
@@ -243,7 +308,7 @@ class _Routes:
             try:
                 await generation.accepted()
             except TooLong as exc:
-                raise self._refused_length(exc, wanted.field) from None
+                raise _refused_length(exc, wanted.field, session) from None
             except BadIds as exc:
                 raise Refusal(f"prompt has unknown token ids: {exc}.", param="prompt") from None
             except Fault as fault:
@@ -260,23 +325,30 @@ class _Routes:
                 raise Refusal(f"{exc.what} {exc.why}", param="response_format" if wanted.is_json else None) from exc
             except GivenUp:
                 raise ClientDisconnect from None
+            except TimedOut:
+                raise
             except Exception as exc:
                 raise _failed(exc) from exc
-
-    def _refused_length(self, exc: TooLong, field: str) -> Refusal:
-        number = f"at least {exc.num_tokens:,}" if exc.is_at_least else f"{exc.num_tokens:,}"
-        message = (
-            f"The prompt has {number} tokens; prompt and answer must fit in the context of"
-            f" {self._session.context:,} tokens."
-        )
-        # Send status 400, the default, because clients that truncate long prompts check for it.
-        return Refusal(message, param=field, code="context_length_exceeded")
 
     def _check_token(self, request: Request) -> None:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not secrets.compare_digest(given.strip().encode(), self._token):
             message = "The token is missing or wrong: Authorization: Bearer TOKEN, as homing serve printed it."
             raise Refusal(message, status=401, code="invalid_api_key")
+
+
+def _refused_length(exc: TooLong, field: str, session: GenerationSession) -> Refusal:
+    number = f"at least {exc.num_tokens:,}" if exc.is_at_least else f"{exc.num_tokens:,}"
+    message = (
+        f"The prompt has {number} tokens; prompt and answer must fit in the context of {session.context:,} tokens."
+    )
+    # Send status 400, the default, because clients that truncate long prompts check for it.
+    return Refusal(message, param=field, code="context_length_exceeded")
+
+
+def _timed_out() -> Refusal:
+    message = "The request reached its time limit before its first token. Try again when the server is less busy."
+    return Refusal(message, status=503, code="timeout")
 
 
 def _queue_full() -> Refusal:
@@ -291,6 +363,8 @@ async def _whole(request: Request, generation: Generation, answer: Answer) -> Re
     async with _given_up_with(request.receive, generation):
         try:
             events = [event async for event in generation]
+        except TimedOut:
+            raise
         except Exception as exc:
             raise _failed(exc) from exc
     if not generation.is_wanted:
@@ -325,7 +399,8 @@ class _Stream(Response):
                 for chunk in self._answer.pieces(event):
                     yield event_line(chunk)
         except Exception as exc:
-            yield event_line(_failed(exc).body)
+            refusal = _timed_out() if isinstance(exc, TimedOut) else _failed(exc)
+            yield event_line(refusal.body)
             return
         if not self._generation.is_wanted:
             yield event_line(_ending().body)

@@ -8,6 +8,7 @@ Event        a piece of a text, its tokens if they were requested, and at the en
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,7 +19,11 @@ from homing.lm.generate.pick_token import Picked
 from homing.lm.generate.text_stream import TextStream
 from homing.lm.tokenizer import Tokenizer
 
-__all__ = ["Choice", "Event", "Generation", "Token"]
+__all__ = ["Choice", "Event", "Generation", "TimedOut", "Token"]
+
+
+class TimedOut(Exception):
+    """Raised if the time of a request is over before its first token."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,12 @@ class Generation:
     It runs in the thread that encodes prompts.
     """
 
-    def __init__(self, prepare: Callable[[Generation], list[TextRequest]], *, num_texts: int) -> None:
-        self.prepare, self.num_texts = prepare, num_texts
+    def __init__(
+        self, prepare: Callable[[Generation], list[TextRequest]], *, num_texts: int, deadline: float = math.inf,
+        on_expired: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`deadline`: when the request has to end, by the worker's clock. `on_expired` is called if it ends so."""
+        self.prepare, self.num_texts, self._deadline, self._on_expired = prepare, num_texts, deadline, on_expired
         self.prompts: list[list[int]] = []  # set by `prepare`, as are the choices
         self.choices: list[Choice] = []
         self.num_tokens = 0  # generated so far, in all choices
@@ -60,6 +69,9 @@ class Generation:
     @property
     def is_wanted(self) -> bool:
         return not self._given_up.is_set()
+
+    def is_late(self, now: float) -> bool:
+        return now >= self._deadline
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -87,8 +99,21 @@ class Generation:
 
     def refuse(self, error: Exception) -> None:
         """Report why the prompts cannot be used."""
+        if isinstance(error, TimedOut):
+            self._on_expired()
         self._refusal, self.num_open = error, 0
         self._call(self._is_accepted.set)
+
+    def expire(self) -> None:
+        """End all texts as they are, or report that the time is over if there is no token yet."""
+        self._on_expired()
+        if not self.num_tokens:
+            self.fail(TimedOut())
+            return
+        for choice in self.choices:
+            if not choice.is_over:
+                choice.ended(is_stopped=False)
+        self.flush()
 
     def fail(self, error: Exception) -> None:
         """Report the error, and stop generating all texts of the request."""
@@ -146,13 +171,14 @@ class Choice:
     def __post_init__(self) -> None:
         self.stream = TextStream(self.tokenizer, self.stops, hides_specials=self.hides_specials)
         self.num_tokens = 0
+        self.is_over = False
         self.prompt_scores: list[Picked] = []
         self._num_shown = 0  # characters that were sent
         self._held: list[Token] = []  # tokens whose text was not sent yet
 
     @property
     def is_wanted(self) -> bool:
-        return self.generation.is_wanted
+        return self.generation.is_wanted and not self.is_over
 
     def scored(self, picked: Sequence[Picked]) -> None:
         self.prompt_scores += picked
@@ -169,6 +195,7 @@ class Choice:
     def ended(self, *, is_stopped: bool, stop: Picked | None = None) -> None:
         if stop is not None and self.wants_tokens and self.wants_stop:
             self._held.append(Token(stop, self.stream.num_characters))
+        self.is_over = True
         self._send(self.stream.end(), "stop" if is_stopped or self.stream.is_stopped else "length")
         self.generation.num_open -= 1
         if not self.generation.num_open:

@@ -56,9 +56,11 @@ class GivenUp(Exception):
 
 
 class GenerationSession:
-    def __init__(self, model: Decoder, tokenizer: Tokenizer, folder: Path) -> None:
+    def __init__(self, model: Decoder, tokenizer: Tokenizer, folder: Path, *, name: str = "") -> None:
+        """`name`: how requests name this model; by default the name of its run, or of its folder."""
         card = read_card(folder)
-        self.name = card.run_name or folder.resolve().name
+        self.name = name or card.run_name or folder.resolve().name
+        self.phase, self.step = card.phase, card.step
         self.context = model.shape.context
         self.tokenizer = tokenizer
         self._model = model
@@ -77,8 +79,8 @@ class GenerationSession:
         """Whether the model's chat template can show tools to it."""
         return self._prompter is not None and self._prompter.knows_tools
 
-    def new_batch(self, max_rows: int) -> BatchGenerator:
-        return BatchGenerator(self._model, max_rows=max_rows)
+    def new_batch(self, max_rows: int, *, memory_share: float = 1.0) -> BatchGenerator:
+        return BatchGenerator(self._model, max_rows=max_rows, memory_share=memory_share)
 
     # -- prompts -------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ __all__ = [
     "EmbeddingsWanted",
     "Refusal",
     "Wanted",
+    "choose_model",
     "read_body",
     "read_chat",
     "read_completion",
@@ -139,13 +140,23 @@ def read_body(raw: bytes) -> Body:
     return {name: value for name, value in body.items() if value is not None}
 
 
+def choose_model(name: Any, names: Sequence[str]) -> int:
+    """Return the place of the model with this name; None stands for the first. Raise a 404 that lists the names."""
+    if name is None:
+        return 0
+    if name not in names:
+        has = ", ".join(map(repr, names))
+        message = f"Unknown model {name!r}; this server has {has}."
+        raise Refusal(message, status=404, param="model", code="model_not_found")
+    return list(names).index(name)
+
+
 # -- the three kinds of request ----------------------------------------------------------------------------------------
 
 
-def read_chat(body: Body, model: str, defaults: Defaults, *, knows_tools: bool = False) -> Wanted:
+def read_chat(body: Body, defaults: Defaults, *, knows_tools: bool = False) -> Wanted:
     own = {"messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "response_format"}
     _check_fields(body, own)
-    _check_model(body, model)
     if "max_tokens" in body and "max_completion_tokens" in body:
         raise Refusal("max_tokens and max_completion_tokens are the same setting: send only one.", param="max_tokens")
     given = body.get("messages")
@@ -168,9 +179,8 @@ def read_chat(body: Body, model: str, defaults: Defaults, *, knows_tools: bool =
     )
 
 
-def read_completion(body: Body, model: str, defaults: Defaults) -> Wanted:
+def read_completion(body: Body, defaults: Defaults) -> Wanted:
     _check_fields(body, {"prompt", "echo", "best_of"})
-    _check_model(body, model)
     is_echoed = _true_or_false(body, "echo")
     wanted = replace(
         _common(body, "max_tokens", defaults, least=0 if is_echoed else 1),
@@ -189,11 +199,10 @@ def read_completion(body: Body, model: str, defaults: Defaults) -> Wanted:
     return wanted
 
 
-def read_embeddings(body: Body, model: str) -> EmbeddingsWanted:
+def read_embeddings(body: Body) -> EmbeddingsWanted:
     for name in body:
         if name not in {"model", "input", "encoding_format", *_HARMLESS}:
             raise Refusal(f"This server does not support {name}.", param=name, code="unsupported_parameter")
-    _check_model(body, model)
     encoding = body.get("encoding_format", "float")
     if encoding not in ("float", "base64"):
         raise Refusal("encoding_format must be float or base64.", param="encoding_format")
@@ -225,6 +234,11 @@ def _check_fields(body: Body, own: set[str]) -> None:
     for name, value in body.items():
         if name in _KNOWN | own | _HARMLESS:
             continue
+        if name == "timeout":
+            raise Refusal(
+                "The time limit of a request is an option of your client, or of the server: --request-timeout.",
+                param=name, code="unsupported_parameter",
+            )  # fmt: skip
         neutral = _NEUTRAL.get(name)
         if neutral is None:
             raise Refusal(f"Unknown field: {name!r}.", param=name, code="unknown_parameter")
@@ -232,13 +246,6 @@ def _check_fields(body: Body, own: set[str]) -> None:
             accepted = " or ".join(json.dumps(each) for each in neutral)
             message = f"This server does not support {name}: leave it out{f', or send {accepted}' if accepted else ''}."
             raise Refusal(message, param=name, code="unsupported_parameter")
-
-
-def _check_model(body: Body, model: str) -> None:
-    """Raise a 404 if the request names a model other than the one that is served. The name may be missing."""
-    if body.get("model", model) != model:
-        message = f"Unknown model {body['model']!r}; this server has {model!r}."
-        raise Refusal(message, status=404, param="model", code="model_not_found")
 
 
 def _sampling(body: Body, defaults: SamplingSettings) -> SamplingSettings:

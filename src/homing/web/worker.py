@@ -1,4 +1,4 @@
-"""The two threads behind the server: one encodes prompts, one generates all texts in a batch.
+"""The two threads behind the server: one encodes prompts, one generates all texts, a batch per model.
 
     submit(Generation) -> queue -> encode, one request at a time -> the batch: one token of each text per step -> events
     compute(function)  -> runs between two steps, such as the hidden states of an embedding
@@ -6,19 +6,26 @@
 Prompts are encoded one at a time, because encoding many long ones at once would need too much memory, and in a thread
 of their own, so that a long prompt does not delay the texts that are being generated. If too many texts wait, `submit`
 raises QueueFull immediately.
+
+Several models take turns: each has its own queues and its own limits, and in each round every model with work encodes
+one request, runs one function and generates one token of each of its texts. So no model waits for another one's queue.
+
+A request that has run out of time ends: `Generation.expire` returns the text so far.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from homing.lm.generate.batching import BatchGenerator, TextRequest
-from homing.web.generation import Generation
+from homing.web.generation import Generation, TimedOut
 
 __all__ = ["QueueFull", "Worker"]
 
@@ -31,14 +38,34 @@ class QueueFull(Exception):
     pass
 
 
+@dataclass(eq=False)
+class _Lane:
+    """The queues of one model."""
+
+    batch: BatchGenerator
+    to_encode: deque[Generation] = field(default_factory=deque)
+    to_generate: deque[tuple[Generation, list[TextRequest]]] = field(default_factory=deque)
+    calls: deque[tuple[Future[Any], Callable[[], None]]] = field(default_factory=deque)
+    open: list[Generation] = field(default_factory=list)  # generations with texts in the batch, or being encoded
+    generating: list[Generation] = field(default_factory=list)  # those with texts in the batch
+
+    def count(self) -> int:
+        """Return the number of texts that are waiting or being generated."""
+        self.open = [each for each in self.open if each.is_wanted and each.num_open]
+        return sum(each.num_texts for each in self.to_encode) + sum(each.num_open for each in self.open)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.to_generate or self.calls or not self.batch.is_idle)
+
+
 class Worker:
-    def __init__(self, batch: BatchGenerator, *, num_waiting: int) -> None:
-        """Start both threads. `num_waiting` texts may wait in addition to those that are being generated."""
-        self._batch, self._num_waiting = batch, num_waiting
-        self._to_encode: deque[Generation] = deque()
-        self._to_generate: deque[tuple[Generation, list[TextRequest]]] = deque()
-        self._calls: deque[tuple[Future[Any], Callable[[], None]]] = deque()
-        self._open: list[Generation] = []  # generations with texts in the batch, or being encoded
+    def __init__(
+        self, batches: Sequence[BatchGenerator], *, num_waiting: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Start both threads. `num_waiting` texts of each model may wait in addition to those being generated."""
+        self._lanes, self._num_waiting, self._clock = [_Lane(batch) for batch in batches], num_waiting, clock
+        self._next_to_encode = 0  # the lane whose turn it is
         self._is_closed = False
         self._changed = threading.Condition()
         self._threads = [
@@ -53,32 +80,31 @@ class Worker:
         """False if the server ends, or if its generating thread has failed."""
         return not self._is_closed
 
-    @property
-    def num_texts(self) -> int:
-        """Number of texts that are waiting or being generated."""
+    def num_texts(self, lane: int = 0) -> int:
+        """Return the number of texts of a model that are waiting or being generated."""
         with self._changed:
-            return self._count()
+            return self._lanes[lane].count()
 
-    @property
-    def num_active(self) -> int:
-        """Number of texts that are being generated."""
-        return self._batch.num_active
+    def num_active(self, lane: int = 0) -> int:
+        """Return the number of texts of a model that are being generated."""
+        return self._lanes[lane].batch.num_active
 
-    @property
-    def num_reused(self) -> int:
-        """Number of prompt tokens that were not computed again."""
-        return self._batch.num_reused
+    def num_reused(self, lane: int = 0) -> int:
+        """Return the number of prompt tokens of a model that were not computed again."""
+        return self._lanes[lane].batch.num_reused
 
-    def submit(self, generation: Generation) -> None:
+    def submit(self, generation: Generation, lane: int = 0) -> None:
+        """Queue a request for the model with this number."""
+        own = self._lanes[lane]
         with self._changed:
             # Remove requests from the queue if their clients have disconnected.
-            self._to_encode = deque(each for each in self._to_encode if each.is_wanted)
-            if self._is_closed or self._count() + generation.num_texts > self._batch.max_rows + self._num_waiting:
+            own.to_encode = deque(each for each in own.to_encode if each.is_wanted)
+            if self._is_closed or own.count() + generation.num_texts > own.batch.max_rows + self._num_waiting:
                 raise QueueFull
-            self._to_encode.append(generation)
+            own.to_encode.append(generation)
             self._changed.notify_all()
 
-    def compute(self, function: Callable[[], Made]) -> Future[Made]:
+    def compute(self, function: Callable[[], Made], lane: int = 0) -> Future[Made]:
         """Run a function on the generating thread, between two steps, and return a Future for its result."""
         future: Future[Made] = Future()
 
@@ -89,10 +115,11 @@ class Worker:
                 except Exception as exc:  # passed to whoever waits for the result
                     future.set_exception(exc)
 
+        own = self._lanes[lane]
         with self._changed:
-            if self._is_closed or len(self._calls) >= self._num_waiting:
+            if self._is_closed or len(own.calls) >= self._num_waiting:
                 raise QueueFull
-            self._calls.append((future, call))
+            own.calls.append((future, call))
             self._changed.notify_all()
         return future
 
@@ -100,22 +127,21 @@ class Worker:
         """Cancel every text, and return when both threads have ended."""
         with self._changed:
             self._is_closed = True
-            given_up = [*self._to_encode, *self._open]
+            given_up = [each for lane in self._lanes for each in (*lane.to_encode, *lane.open)]
             self._changed.notify_all()
         for generation in given_up:
             generation.cancel()
         for thread in self._threads:
             thread.join()
 
-    def _count(self) -> int:
-        self._open = [each for each in self._open if each.is_wanted and each.num_open]
-        return sum(each.num_texts for each in self._to_encode) + sum(each.num_open for each in self._open)
-
     # -- the encoder's thread ------------------------------------------------------------------------------------------
 
     def _encode(self) -> None:
-        while (generation := self._next()) is not None:
+        while (found := self._next()) is not None:
+            generation, lane = found
             try:
+                if generation.is_late(self._clock()):
+                    raise TimedOut
                 texts = generation.prepare(generation)
             # Passed to whoever waits for the text, so that later requests are answered. A panic in a Rust package is
             # a BaseException.
@@ -124,17 +150,21 @@ class Worker:
                 continue
             generation.accept()
             with self._changed:
-                self._to_generate.append((generation, texts))
+                lane.to_generate.append((generation, texts))
                 self._changed.notify_all()
 
-    def _next(self) -> Generation | None:
+    def _next(self) -> tuple[Generation, _Lane] | None:
+        """Wait for a request to encode. The models take turns."""
         with self._changed:
             while not self._is_closed:
-                while self._to_encode:
-                    generation = self._to_encode.popleft()
-                    if generation.is_wanted:
-                        self._open.append(generation)
-                        return generation
+                for _ in self._lanes:
+                    lane = self._lanes[self._next_to_encode]
+                    self._next_to_encode = (self._next_to_encode + 1) % len(self._lanes)
+                    while lane.to_encode:
+                        generation = lane.to_encode.popleft()
+                        if generation.is_wanted:
+                            lane.open.append(generation)
+                            return generation, lane
                 self._changed.wait()
             return None
 
@@ -147,38 +177,51 @@ class Worker:
             _log.exception("the generating thread failed")
             with self._changed:
                 self._is_closed = True
-                left = [*self._to_encode, *self._open]
+                left = [each for lane in self._lanes for each in (*lane.to_encode, *lane.open)]
                 self._changed.notify_all()
             for generation in left:
                 generation.fail(RuntimeError(f"the server cannot generate any more: {type(exc).__name__}: {exc}"))
                 generation.cancel()
         finally:
             with self._changed:
-                calls, self._calls = self._calls, deque()
+                calls = [call for lane in self._lanes for call in lane.calls]
+                for lane in self._lanes:
+                    lane.calls.clear()
             for future, _ in calls:
                 future.cancel()
 
     def _generate_until_closed(self) -> None:
-        generations: list[Generation] = []  # those with texts in the batch
         while True:
             with self._changed:
-                while not (self._is_closed or self._to_generate or self._calls or not self._batch.is_idle):
+                while not (self._is_closed or any(lane.has_work for lane in self._lanes)):
                     self._changed.wait()
                 if self._is_closed:
                     break
-                added, self._to_generate = list(self._to_generate), deque()
-                call = self._calls.popleft() if self._calls else None
-            for generation, texts in added:
-                generations.append(generation)
-                try:
-                    for request, choice in zip(texts, generation.choices, strict=True):
-                        self._batch.add(request, choice)
-                except Exception as exc:
-                    generation.fail(exc)
-            if call is not None:
-                call[1]()
-            self._batch.step()
-            for generation in generations:
-                generation.flush()
-            generations = [each for each in generations if each.num_open and each.is_wanted]
-        self._batch.close()
+            for lane in self._lanes:
+                if lane.has_work:
+                    self._advance(lane)
+        for lane in self._lanes:
+            lane.batch.close()
+
+    def _advance(self, lane: _Lane) -> None:
+        """Run one function of a model, and generate one token of each of its texts."""
+        with self._changed:
+            added, lane.to_generate = list(lane.to_generate), deque()
+            call = lane.calls.popleft() if lane.calls else None
+        for generation, texts in added:
+            lane.generating.append(generation)
+            try:
+                for request, choice in zip(texts, generation.choices, strict=True):
+                    lane.batch.add(request, choice)
+            except Exception as exc:
+                generation.fail(exc)
+        if call is not None:
+            call[1]()
+        now = self._clock()
+        for generation in lane.generating:
+            if generation.is_late(now):
+                generation.expire()
+        lane.batch.step()
+        for generation in lane.generating:
+            generation.flush()
+        lane.generating = [each for each in lane.generating if each.num_open and each.is_wanted]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.cli.trained import make_checkpoint
+from tests.cli.trained import make_checkpoint, make_trained_run
 from tests.cli.typed import Homing
 
 # SIGINT as a terminal gives it: whoever runs these tests may ignore it, and children inherit that.
@@ -101,8 +102,9 @@ def test_a_given_token_is_not_repeated_and_json_tells_the_address(
 def test_with_a_given_token_the_page_asks_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     from homing.cli.verbs.serve import _print_addresses
 
+    session = SimpleNamespace(name="mine", is_chat=False)
     server: Any = SimpleNamespace(
-        session=SimpleNamespace(name="mine", is_chat=False), mode="completion", url="http://127.0.0.1:8000",
+        session=session, sessions=[session], mode="completion", url="http://127.0.0.1:8000",
         token="only-i-know-this-one", is_token_given=True, is_open=False,
     )  # fmt: skip
     _print_addresses(server)
@@ -165,3 +167,90 @@ def test_a_template_that_cannot_be_used_is_said_without_a_traceback(homing: Homi
     assert (code, out) == (2, "")
     assert "not allowed" in err
     assert "Traceback" not in err
+
+
+# --- several models ---
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("first", ("first", None, None)),
+        ("first:step-400", ("first", None, "400")),
+        ("first:400", ("first", None, "400")),
+        ("first:sft", ("first", "sft", None)),
+        ("first@20260101-abc:sft:best", ("first@20260101-abc", "sft", "best")),
+        ("./models/mine:latest", ("./models/mine", None, "latest")),
+    ],
+)
+def test_a_model_may_be_named_with_phase_and_checkpoint(word: str, parts: tuple[str, str | None, str | None]) -> None:
+    from homing.api.models.open_model import ModelWord, read_model_word
+
+    assert read_model_word(word) == ModelWord(*parts)
+
+
+@pytest.mark.parametrize("word", ["first:", "first:step-", "first:400:sft", ":best"])
+def test_a_name_that_cannot_be_read_is_refused_with_examples(homing: Homing, folder: Path, word: str) -> None:
+    code, _, err = homing("serve", "base", "--also", word)
+    assert code == 2
+    assert f"Invalid model: {word!r}" in err
+    assert "first:sft:latest" in err
+
+
+def test_checkpoints_of_one_run_have_readable_names(folder: Path) -> None:
+    from homing.api.models.serve_model import model_names
+    from homing.lm.generate import read_card
+
+    def card(run_id: str, phase: str, step: int | None) -> Any:
+        return dataclasses.replace(base, run=dataclasses.replace(base.run, id=run_id), phase=phase, step=step)
+
+    base: Any = read_card(folder / "models" / "base")
+    cards = [
+        card("tiny-1", "sft", 800), card("tiny-1", "sft", 400), card("tiny-1", "pretrain", 400),
+        card("tiny-2", "sft", 400), card("tiny-2", "sft", 800), card("tiny-1", "sft", 400),
+    ]  # fmt: skip
+    assert model_names(cards) == [
+        "tiny", "tiny:step-400", "tiny:pretrain:step-400", "tiny-2", "tiny-2:step-800", "tiny:step-400-2",
+    ]  # fmt: skip
+
+
+def test_a_model_that_is_named_twice_is_refused(homing: Homing, folder: Path) -> None:
+    code, _, err = homing("serve", "base", "--also", "./models/base")
+    assert code == 2
+    assert "The model ./models/base is served already" in err
+
+
+def test_a_checkpoint_in_the_name_and_in_an_option_is_refused(homing: Homing, folder: Path) -> None:
+    code, _, err = homing("serve", "base:best", "--checkpoint", "latest")
+    assert code == 2
+    assert "given twice" in err
+
+
+@pytest.mark.parametrize("duration", ["0", "soon"])
+def test_a_time_limit_that_allows_nothing_is_refused(homing: Homing, folder: Path, duration: str) -> None:
+    code, _, err = homing("serve", "base", "--request-timeout", duration)
+    assert code == 2
+    assert "--request-timeout" in err
+
+
+def test_two_checkpoints_of_one_run_are_served_from_one_address(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from homing.api.models.serve_model import serve_model
+
+    make_trained_run(folder / "home" / "runs" / "tiny-20260101-000000-abcd", folder / "data")
+    with serve_model("tiny", also=["tiny:step-12", "tiny:8", "./models/base"], port=0, device="cpu") as server:
+        assert [session.name for session in server.sessions] == [
+            "tiny",
+            "tiny:step-12",
+            "tiny:step-8",
+            "tiny:step-12-2",
+        ]
+        with httpx.Client(
+            base_url=server.url, headers={"Authorization": f"Bearer {server.token}"}, trust_env=False
+        ) as client:
+            cards = client.get("/v1/models").json()["data"]
+            vectors = [
+                client.post("/v1/embeddings", json={"input": "the cat", "model": card["id"]}).json()["data"][0]
+                for card in cards
+            ]
+    assert [card["step"] for card in cards] == [4, 12, 8, 12]
+    assert len({tuple(vector["embedding"]) for vector in vectors}) == 4

@@ -47,7 +47,7 @@ from homing.wire.event_lines import Outcome
 from homing.wire.run_json import Run
 from homing.world import World
 
-__all__ = ["MODELS", "Chosen", "choose_in_run", "find_model", "finished_here"]
+__all__ = ["MODELS", "PHASES", "Chosen", "choose_in_run", "find_model", "finished_here"]
 
 PHASES = ("pretrain", "mid", "sft", "rl")  # in training order
 _SHOWN = 5

@@ -21,7 +21,6 @@ Not thread-safe: everything here is called from one thread.
 from __future__ import annotations
 
 import math
-import os
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +41,7 @@ from homing.lm.generate.pick_token import (
 from homing.lm.generate.sampling import WORTH, is_stepped, warn
 from homing.lm.model import Decoder
 from homing.lm.model.attention import RowCache
+from homing.lm.train.compute.host_memory import free_bytes
 from homing.sampling_settings import SamplingSettings
 
 __all__ = ["BatchGenerator", "Listener", "TextRequest"]
@@ -106,11 +106,14 @@ class _Row:
 class BatchGenerator:
     """Generates texts with one model. Must be closed, because captured CUDA graphs occupy memory."""
 
-    def __init__(self, model: Decoder, *, max_rows: int = 64, notify: Callable[[str], None] = warn) -> None:
+    def __init__(
+        self, model: Decoder, *, max_rows: int = 64, memory_share: float = 1.0, notify: Callable[[str], None] = warn
+    ) -> None:
+        """`memory_share`: how much of the free memory the texts of this model may use."""
         self._model, self._notify = model, notify
         # One place more than the context, where rows without a text write what is never read.
         self._capacity = room_for(model.shape.context + 1)
-        self.max_rows = max(1, min(max_rows, _rows_in_memory(model, self._capacity)))
+        self.max_rows = max(1, min(max_rows, _rows_in_memory(model, self._capacity, memory_share)))
         self._rows: list[_Row] = []
         self._cache: RowCache | None = None
         self._steps: dict[int, Steps[Tensor]] = {}
@@ -413,16 +416,13 @@ def _num_shared(first: Sequence[int], second: Sequence[int]) -> int:
     return next(place for place in range(most) if first[place] != second[place])
 
 
-def _rows_in_memory(model: Decoder, capacity: int) -> int:
+def _rows_in_memory(model: Decoder, capacity: int, memory_share: float) -> int:
     """Return the number of rows whose keys and values fit into a share of the free memory."""
     shape = model.shape
     per_row = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size * capacity * model.compute_dtype.itemsize
     if model.device.type == "cuda":
         free = torch.cuda.mem_get_info(model.device)[0]
     else:
-        try:
-            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        except (ValueError, OSError):  # macOS does not say how much is free
-            free = 4 << 30
+        free = free_bytes() or 4 << 30  # macOS does not say how much is free
     # Growing needs the old and the new cache at once, and the old one has at most half as many rows.
-    return int(free * _CACHE_SHARE.get(model.device.type, 0.25)) * 2 // 3 // per_row
+    return int(free * memory_share * _CACHE_SHARE.get(model.device.type, 0.25)) * 2 // 3 // per_row

@@ -24,7 +24,7 @@ from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest
 from homing.wire.run_json import Phase, Run
 
-__all__ = ["find_base", "load_adapted", "load_with_adapter", "read_base_record"]
+__all__ = ["add_adapter", "find_base", "frozen_base", "load_adapted", "load_with_adapter", "read_base_record"]
 
 
 def load_adapted(
@@ -41,16 +41,22 @@ def load_with_adapter(
 ) -> Decoder:
     """Return the frozen base with its adapters on top, all in fp32."""
     assert phase.lora is not None, f"a phase of method {phase.method} must have LoRA settings"
-    model, sha256 = _frozen_base(base or find_base(files.folder, run, phase), run, device)
+    model, sha256 = frozen_base(base or find_base(files.folder, run, phase), run, device)
     if base_sha256:
         check_base(base_sha256, sha256)
-    add_lora(model, phase.lora, seed=run.seed)
-    load_adapter(model, dict(read_tensors(files)))
+    add_adapter(model, files, run, phase)
     return model
 
 
-def _frozen_base(folder: Path, run: Run, device: torch.device) -> tuple[Decoder, str]:
-    """Return the base weights as a frozen model, and their hash.
+def add_adapter(model: Decoder, files: WeightFiles, run: Run, phase: Phase) -> None:
+    """Add the adapter in `files` to its frozen base."""
+    assert phase.lora is not None, f"a phase of method {phase.method} must have LoRA settings"
+    add_lora(model, phase.lora, seed=run.seed)
+    load_adapter(model, dict(read_tensors(files)))
+
+
+def frozen_base(folder: Path, run: Run, device: torch.device, storage: str = "fp32") -> tuple[Decoder, str]:
+    """Return the base weights as a frozen model, and their hash, which does not depend on `storage`.
 
     If the base is itself an adapter checkpoint of an earlier phase, merge that adapter first.
     """
@@ -61,12 +67,13 @@ def _frozen_base(folder: Path, run: Run, device: torch.device) -> tuple[Decoder,
         phase = next(phase for phase in then.phases if phase.kind == manifest.phase)
         assert phase.lora is not None, f"a phase of method {phase.method} must have LoRA settings"
         base_sha256 = read_base_record(folder)[0]
-        model = load_adapted(files, then, phase, base_sha256, device, None)
-        freeze(model, "fp32")
+        # Merge on the CPU, because in fp32 the base may not fit on the GPU.
+        model = load_adapted(files, then, phase, base_sha256, torch.device("cpu"), None)
+        freeze(model, storage, device)
         return model, merged_sha256(base_sha256, phase.lora, dict(read_tensors(files)))
     with torch.device("meta"):
         model = Decoder(run.model)
-    return model, load_base(model, read_tensors(files), storage="fp32", device=device)
+    return model, load_base(model, read_tensors(files), storage=storage, device=device)
 
 
 def read_base_record(checkpoint: Path) -> tuple[str, str]:

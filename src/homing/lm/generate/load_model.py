@@ -30,7 +30,7 @@ from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest
 from homing.wire.run_json import Model, Phase, Run
 
-__all__ = ["Card", "load_for_use", "read_card", "read_manifest", "template_owner", "verify_files"]
+__all__ = ["Card", "check_files", "load_for_use", "read_card", "read_manifest", "template_owner", "verify_files"]
 
 CONFIG = "config.json"
 EXPORT = "export.json"  # file that every homing export contains
@@ -68,10 +68,8 @@ def load_for_use(
     where = pick_device(device)
     use_device(where)
     card = read_card(folder)
-    verify_files(folder, card)
+    tokenizer = check_files(folder, card)
     files = find_weights(folder)
-    tokenizer = load_tokenizer(folder / file_names.TOKENIZER)
-    _check_vocabulary(card, tokenizer)
     precision = pick_precision(precision, where)
     dtype = PRECISIONS[precision]  # load the weights in the compute dtype, because only training needs them in fp32
     if card.adapter_phase is not None:
@@ -86,6 +84,14 @@ def load_for_use(
         model = load_decoder(files, card.shape, device=where, dtype=dtype)
     model.set_precision(precision)
     return model.eval(), tokenizer
+
+
+def check_files(folder: Path, card: Card) -> Tokenizer:
+    """Check the hashes of the files and the size of the vocabulary; return the tokenizer."""
+    verify_files(folder, card)
+    tokenizer = load_tokenizer(folder / file_names.TOKENIZER)
+    _check_vocabulary(card, tokenizer)
+    return tokenizer
 
 
 def read_card(folder: Path) -> Card:
