@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import inspect
 import json
 from pathlib import Path
 
 import pytest
 from tests.cli.trained import make_checkpoint, make_trained_run
 from tests.cli.typed import Homing
+
+from homing.api.models.generate_text import continue_text
+from homing.api.models.open_model import open_model
+from homing.cli.model_options import takes_sampling
+from homing.sampling_settings import DEFAULT_SAMPLING, SamplingSettings
 
 
 @pytest.fixture
@@ -109,3 +117,46 @@ def test_a_damaged_checkpoint_is_an_integrity_failure(homing: Homing, model: Pat
     code, _, err = homing("generate", "tiny")
     assert code == 7
     assert "is damaged" in err
+
+
+def test_a_stop_string_that_the_last_token_completes_ends_the_text(homing: Homing, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "models" / "tiny", tmp_path / "data")
+    model = open_model("tiny", verb="generate", device="cpu")
+
+    def ended(num_tokens: int, *stop: str) -> tuple[str, bool, str]:
+        settings = SamplingSettings(temperature=1.5, seed=3)
+        begun = continue_text(model, "the cat", tokens=num_tokens, sampling=settings, stop=stop)
+        assert not begun.is_ended, "nothing was generated yet"
+        list(begun)
+        return begun.text, begun.is_ended, begun.ending
+
+    text, is_ended, ending = ended(9)
+    assert (is_ended, ending) == (False, "tokens")
+    at_last_token = text[len(ended(8)[0]) :]
+    assert at_last_token not in text[: -len(at_last_token)], "else it stops earlier, and the test proves nothing"
+    assert ended(9, at_last_token) == (text[: -len(at_last_token)], True, "stop")
+
+
+@pytest.mark.parametrize("verb", ["generate", "chat", "serve"])
+def test_the_verbs_have_the_same_sampling_options_with_the_same_defaults(homing: Homing, verb: str) -> None:
+    code, shown, _ = homing(verb, "--help")
+    assert code == 0
+    module = importlib.import_module(f"homing.cli.verbs.{verb}")
+    parameters = inspect.signature(module.command).parameters
+    settings = {each.name: each.default for each in dataclasses.fields(SamplingSettings)}
+    for name in settings.keys() - {"seed", "logit_bias"}:
+        assert f"--{name.replace('_', '-')}" in shown
+        assert parameters[name].default == settings[name]
+
+
+def test_each_sampling_option_reaches_its_setting() -> None:
+    taken: list[SamplingSettings] = []
+
+    @takes_sampling
+    def command(name: str = "", sampling: SamplingSettings = DEFAULT_SAMPLING) -> None:
+        taken.append(sampling)
+
+    given = {name: number / 8 for number, name in enumerate(inspect.signature(command).parameters) if name != "name"}
+    command(name="x", **given)
+    assert {name: getattr(taken[0], name) for name in given} == given
+    assert len(given) == 7

@@ -31,16 +31,19 @@ class Continuation:
         self.sampling, self.stop = sampling, tuple(stop)
         self.device = describe_device(model.model.device)
         self.text, self.num_tokens, self.seconds = "", 0, 0.0
+        self.ending = ""  # "model", "stop" (at a string of `stop`) or "tokens" once the text is complete
 
     @property
     def is_ended(self) -> bool:
-        """Whether the model ended the text itself, before the maximum number of tokens."""
-        return self.num_tokens < self.max_tokens
+        """Whether the text ended by itself: by the model or at a stop string, not by the maximum number of tokens."""
+        return self.ending in ("model", "stop")
 
     def __iter__(self) -> Iterator[str]:
-        from homing.lm.generate import decode_stream, generate
+        from homing.lm.generate import generate
+        from homing.lm.generate.text_stream import TextStream
 
         tokenizer, started = self.model.tokenizer, time.perf_counter()
+        stream = TextStream(tokenizer, self.stop)
         ids = generate(
             self.model.model,
             [tokenizer.end_of_text_id, *tokenizer.encode(self.prompt)],
@@ -48,15 +51,20 @@ class Continuation:
             num_tokens=self.max_tokens,
             sampling=self.sampling,
         )
-        for piece in decode_stream(tokenizer, self._counted(ids), self.stop):
-            self.text += piece
-            yield piece
-        self.seconds = time.perf_counter() - started
-
-    def _counted(self, ids: Iterator[int]) -> Iterator[int]:
         for i in ids:
             self.num_tokens += 1
-            yield i
+            yield from self._shown(stream.add(i))
+            if stream.is_stopped:
+                break
+        yield from self._shown(stream.end())
+        # A stop string may be complete only at the last token, so the number of tokens alone does not tell.
+        self.ending = "stop" if stream.is_stopped else "model" if self.num_tokens < self.max_tokens else "tokens"
+        self.seconds = time.perf_counter() - started
+
+    def _shown(self, piece: str) -> Iterator[str]:
+        self.text += piece
+        if piece:
+            yield piece
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -7,25 +7,10 @@ from collections.abc import Iterator
 
 from homing.api.models.chat_session import ChatSession, open_chat
 from homing.cli import output
+from homing.cli.model_options import Checkpoint, Device, Model, Phase, Seed, Stop, Tokens, takes_sampling
 from homing.cli.options import Base, Json
-from homing.cli.verbs.generate import (
-    Checkpoint,
-    Device,
-    FrequencyPenalty,
-    MinP,
-    Model,
-    Phase,
-    PresencePenalty,
-    RepetitionPenalty,
-    Seed,
-    Stop,
-    Temperature,
-    Tokens,
-    TopK,
-    TopP,
-)
 from homing.errors import UsageError
-from homing.sampling_settings import SamplingSettings
+from homing.sampling_settings import DEFAULT_SAMPLING, SamplingSettings
 
 __all__ = ["command"]
 
@@ -33,16 +18,11 @@ HELP = "/new starts a new conversation, /quit (or Ctrl-D) exits, /help shows thi
 HELP_BASE = "/quit (or Ctrl-D) exits, /help shows this."
 
 
+@takes_sampling
 def command(
     run: Model = None,
     tokens: Tokens = 200,
-    temperature: Temperature = 0.8,
-    top_k: TopK = 50,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    presence_penalty: PresencePenalty = 0.0,
-    frequency_penalty: FrequencyPenalty = 0.0,
+    sampling: SamplingSettings = DEFAULT_SAMPLING,
     stop: Stop = None,
     seed: Seed = None,
     checkpoint: Checkpoint = None,
@@ -55,9 +35,7 @@ def command(
     session = open_chat(
         run,
         tokens=tokens,
-        sampling=SamplingSettings(
-            temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty
-        ),
+        sampling=sampling,
         stop=stop or (),
         seed=seed,
         checkpoint=checkpoint,

@@ -10,8 +10,8 @@ import typer
 
 from homing.api.models.eval_model import Evaluation, eval_model
 from homing.cli import output
+from homing.cli.model_options import Checkpoint, Device, Model, Phase
 from homing.cli.options import Base, Json
-from homing.cli.verbs.generate import Checkpoint, Device, Model, Phase
 
 if TYPE_CHECKING:
     from homing.lm.evals.compare_and_report import Difference

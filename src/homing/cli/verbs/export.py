@@ -10,8 +10,8 @@ import typer
 
 from homing.api.models.export_model import export_model
 from homing.cli import output
+from homing.cli.model_options import Checkpoint, Model, Phase
 from homing.cli.options import Base, Json
-from homing.cli.verbs.generate import Checkpoint, Model, Phase
 from homing.units import format_bytes
 
 __all__ = ["Dtype", "GgufType", "Licence", "command"]

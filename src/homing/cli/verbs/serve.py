@@ -9,28 +9,16 @@ import typer
 from homing.api.models.serve_model import TOKEN, ModelServer, serve_model
 from homing.cli import output
 from homing.cli.complete import run_words
+from homing.cli.model_options import Checkpoint, Device, Model, Phase, Tokens, takes_sampling
 from homing.cli.options import Base, Json
-from homing.cli.verbs.generate import (
-    Checkpoint,
-    Device,
-    FrequencyPenalty,
-    MinP,
-    Model,
-    Phase,
-    PresencePenalty,
-    RepetitionPenalty,
-    Temperature,
-    Tokens,
-    TopK,
-    TopP,
-)
 from homing.errors import UsageError
-from homing.sampling_settings import SamplingSettings
+from homing.sampling_settings import DEFAULT_SAMPLING, SamplingSettings
 from homing.units import parse_duration
 
 __all__ = ["command"]
 
 
+@takes_sampling
 def command(
     run: Model = None,
     also: Annotated[
@@ -50,13 +38,7 @@ def command(
     ] = "127.0.0.1",
     network: Annotated[bool, typer.Option("--network", help="Allow other computers to connect, unencrypted.")] = False,
     tokens: Tokens = 200,
-    temperature: Temperature = 0.8,
-    top_k: TopK = 50,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    presence_penalty: PresencePenalty = 0.0,
-    frequency_penalty: FrequencyPenalty = 0.0,
+    sampling: SamplingSettings = DEFAULT_SAMPLING,
     checkpoint: Checkpoint = None,
     phase: Phase = None,
     device: Device = "auto",
@@ -83,9 +65,7 @@ def command(
         host=host,
         network=network,
         tokens=tokens,
-        sampling=SamplingSettings(
-            temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty
-        ),
+        sampling=sampling,
         checkpoint=checkpoint,
         phase=phase,
         device=device,
