@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_refused_with_figures_before_anything_is_loaded(
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("nothing may be loaded")
 
-    monkeypatch.setattr(load_together, "free_bytes", lambda: 200_000)
+    monkeypatch.setattr(load_together, "free_host_bytes", lambda: 200_000)
     monkeypatch.setattr(load_together, "load_for_use", never)
     monkeypatch.setattr(load_together, "frozen_base", never)
     with pytest.raises(UsageError, match="do not fit in memory together") as caught:

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from homing.lm.decoding_step import Steps, room_for
+from homing.lm.device import free_host_bytes
 from homing.lm.generate.pick_token import (
     Constraint,
     Picked,
@@ -41,7 +42,6 @@ from homing.lm.generate.pick_token import (
 from homing.lm.generate.sampling import WORTH, is_stepped, warn
 from homing.lm.model import Decoder
 from homing.lm.model.attention import RowCache
-from homing.lm.train.compute.host_memory import free_bytes
 from homing.sampling_settings import SamplingSettings
 
 __all__ = ["BatchGenerator", "Listener", "TextRequest"]
@@ -423,6 +423,6 @@ def _rows_in_memory(model: Decoder, capacity: int, memory_share: float) -> int:
     if model.device.type == "cuda":
         free = torch.cuda.mem_get_info(model.device)[0]
     else:
-        free = free_bytes() or 4 << 30  # macOS does not say how much is free
+        free = free_host_bytes() or 4 << 30  # macOS does not say how much is free
     # Growing needs the old and the new cache at once, and the old one has at most half as many rows.
     return int(free * memory_share * _CACHE_SHARE.get(model.device.type, 0.25)) * 2 // 3 // per_row

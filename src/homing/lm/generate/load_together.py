@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from homing.errors import UsageError
-from homing.lm.device import describe_device, pick_device, pick_precision, use_device
+from homing.lm.device import describe_device, free_host_bytes, pick_device, pick_precision, use_device
 from homing.lm.generate.load_adapter import add_adapter, find_base, frozen_base
 from homing.lm.generate.load_model import Card, check_files, load_for_use, read_card
 from homing.lm.model import Decoder, count_params
@@ -28,7 +28,6 @@ from homing.lm.model.frozen_linear import FrozenWeight
 from homing.lm.model.lora import check_base, storage_for
 from homing.lm.model.open_weights import find_weights
 from homing.lm.tokenizer import Tokenizer
-from homing.lm.train.compute.host_memory import free_bytes
 from homing.units import format_bytes
 from homing.wire import file_names
 
@@ -167,7 +166,7 @@ def _needs(groups: Sequence[_Group], dtype: torch.dtype) -> dict[str, int]:
 
 
 def _check_memory(groups: Sequence[_Group], where: torch.device, precision: str) -> None:
-    free = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else free_bytes()
+    free = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else free_host_bytes()
     needed = _needs(groups, PRECISIONS[precision])
     total = sum(needed.values())
     if free is None or total <= free:

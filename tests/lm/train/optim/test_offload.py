@@ -385,12 +385,12 @@ def test_a_host_that_is_too_small_is_refused_before_anything_is_taken(
     monkeypatch.setattr(build_phase, "OFFLOADS_FROM", ("cpu",))
     run = make_run(data_dir, num_steps=2, offload="optimizer")
     needed = state_bytes(Decoder(run.model), run.phases[0].optimizer)
-    monkeypatch.setattr(build_phase, "free_bytes", lambda: int(needed / 0.9) - 10)
+    monkeypatch.setattr(build_phase, "free_host_bytes", lambda: int(needed / 0.9) - 10)
     with pytest.raises(FatalError, match="does not fit in host memory") as caught:
         go(tmp_path, run)
     assert "offload: none" in caught.value.fix
     for free in (int(needed / 0.9) + 10, None):
-        monkeypatch.setattr(build_phase, "free_bytes", lambda free=free: free)
+        monkeypatch.setattr(build_phase, "free_host_bytes", lambda free=free: free)
         go(tmp_path / str(free), run)
 
 
