@@ -148,7 +148,7 @@ def test_a_run_without_a_verb_is_distinguished_from_a_typing_error(say: Say) -> 
         ),
         (
             "launch moss --gpu H100 --num-gpus 8 --spend-limit 100 --no-spt",
-            "homing launch moss --set cloud.gpu=H100 --set cloud.num_gpus=8 --spend-limit 100 --no-spot",
+            "homing launch moss --gpu H100 --set cloud.num_gpus=8 --spend-limit 100 --no-spot",
         ),
         ("prep moss --val-ratio 0.01 --gzip", "homing prep moss --val-fraction 0.01"),  # and the line before it says so
         ("launch moss --train-shard-lines 250000", "homing launch moss --set data.shard_tokens=VALUE"),
