@@ -55,11 +55,14 @@ class StreamsOnly:
         self.pool: object = None
         self.captured_ops: list[str] = []
         self.can_draw = True
+        self.free = 10_000  # bytes on the card; each capture takes `graph_bytes`
+        self.graph_bytes = 0
 
     def take_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
         doubled = ("current_stream", "Stream", "stream", "set_stream", "graph_pool_handle", "CUDAGraph", "graph")
         for name in (*doubled, "empty_cache"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(cuda_graphs, "free_on", lambda device: self.free)
         # One of this test's own, not kept for the next.
         monkeypatch.setattr(cuda_graphs, "side_stream", lambda device: torch.cuda.Stream(device))
 
@@ -106,6 +109,7 @@ class StreamsOnly:
         self.captured_ops += [str(func) for func, *_ in graph.recorder.ops]
         if self.is_failing and pool is not None:
             raise RuntimeError("operation failed due to a previous error during capture")
+        self.free -= self.graph_bytes
         self.current, self.can_draw = before, True
 
     def empty_cache(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from streams import StreamsOnly
 
-from homing.lm.cuda_graphs import Graphs
+from homing.lm.cuda_graphs import Graphs, RecentGraphs
 
 CPU = torch.device("cpu")
 
@@ -64,3 +64,59 @@ def test_after_a_capture_that_failed_the_stream_and_the_pool_are_not_its_own(mon
     assert second is not first  # its name may be gone with what used it
     graphs.capture(lambda: None)
     assert cuda.pool is second
+
+
+# -- a bounded number of graphs ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> StreamsOnly:
+    cuda = StreamsOnly()
+    cuda.take_over(monkeypatch)
+    return cuda
+
+
+def captured(graphs: RecentGraphs, *keys: int) -> list[int]:
+    for key in keys:
+        graphs.capture(key, lambda key=key: torch.full((1,), key))
+    return [key for key in range(10) if key in graphs]
+
+
+def test_the_graph_that_was_not_used_for_longest_is_freed_first(cuda: StreamsOnly) -> None:
+    graphs = RecentGraphs(CPU, most_graphs=3)
+    assert captured(graphs, 1, 2, 3) == [1, 2, 3]
+    assert int(graphs.replay(1)) == 1
+    assert captured(graphs, 4) == [1, 3, 4]
+    assert captured(graphs, 5, 6) == [4, 5, 6]
+    assert int(graphs.replay(4)) == 4
+
+
+def test_graphs_are_freed_until_the_rest_fits_the_memory_bound(cuda: StreamsOnly) -> None:
+    cuda.graph_bytes = 400
+    graphs = RecentGraphs(CPU, most_bytes=1000)
+    assert captured(graphs, 1, 2, 3) == [2, 3]
+    assert graphs.num_bytes == 800
+    cuda.graph_bytes = 5000
+    assert captured(graphs, 4) == [4], "a step needs one graph, however large"
+
+
+def test_the_shared_memory_is_freed_with_the_last_graph_and_not_before(cuda: StreamsOnly) -> None:
+    graphs = RecentGraphs(CPU)
+    captured(graphs, 1, 2)
+    graphs.discard(lambda key: key == 1)
+    assert "emptied" not in cuda.log
+    graphs.discard()
+    assert cuda.log[-1] == "emptied"
+    assert len(graphs) == 0
+    graphs.discard()
+    assert cuda.log.count("emptied") == 1, "there was nothing left to free"
+
+
+def test_a_graph_that_cannot_be_captured_leaves_the_others(cuda: StreamsOnly) -> None:
+    graphs = RecentGraphs(CPU)
+    captured(graphs, 1)
+    cuda.is_failing = True
+    with pytest.raises(RuntimeError, match="during capture"):
+        captured(graphs, 2)
+    assert 1 in graphs
+    assert 2 not in graphs

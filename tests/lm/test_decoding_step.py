@@ -11,7 +11,7 @@ import torch
 from streams import StreamsOnly
 
 from homing.lm import cuda_graphs
-from homing.lm.decoding_step import REACH
+from homing.lm.decoding_step import REACH, reach_for, room_for
 from homing.lm.generate import generate, sampling
 from homing.lm.generate.sampling import WORTH
 from homing.lm.model import Decoder, lora
@@ -96,6 +96,14 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[StreamsOnly]:
     yield cuda
     assert cuda.current == "main"
     assert cuda.can_draw
+
+
+def test_reach_has_few_values_and_at_most_half_of_it_is_in_vain() -> None:
+    values = {reach_for(num_places) for num_places in range(1, 32_769)}
+    assert sorted(values)[:6] == [REACH * number for number in (1, 2, 3, 4, 6, 8)]
+    assert len(values) == 2 * 8
+    for num_places in range(1, 5_000):
+        assert num_places <= reach_for(num_places) <= 1.5 * room_for(num_places)
 
 
 @pytest.mark.slow

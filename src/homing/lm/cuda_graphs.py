@@ -4,13 +4,18 @@ Launching many short kernels one by one may take the host longer than the GPU ta
 a single launch. A graph always reads and writes the memory that was used when it was captured, so the caller keeps the
 input buffers and refills them. This module can capture any computation; homing captures training passes
 (`train.compute.forward_backward`) and decoding steps (`lm.decoding_step`).
+
+    Graphs         captures graphs that share a memory pool
+    RecentGraphs   keeps the graphs that were used last, up to a number and an amount of memory
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -18,9 +23,13 @@ import torch
 
 from homing.lm.device import free_memory
 
-__all__ = ["WARM", "Graphs"]
+__all__ = ["MOST_BYTES", "MOST_GRAPHS", "WARM", "Graphs", "RecentGraphs"]
 
 WARM = 2  # number of warm-up runs before capturing
+# What decoding steps of one model may keep. A graph of a few hundred kernels takes some megabytes of the driver's
+# memory; all graphs share the memory of their intermediate results.
+MOST_GRAPHS = 32
+MOST_BYTES = 1 << 30
 
 
 class Graphs:
@@ -69,6 +78,81 @@ class Graphs:
             torch.cuda.empty_cache()
         else:
             free_memory()
+
+
+@dataclass
+class _Kept:
+    replay: Callable[[], None]
+    made: Any
+    num_bytes: int
+
+
+class RecentGraphs:
+    """Keeps captured graphs by key. If there are too many, the one that was not used for longest is freed first.
+
+    At most `most_graphs` graphs are kept, with at most `most_bytes` of GPU memory. The memory of a graph is how much
+    less was free after its capture, so it includes what the driver allocates. A single graph may exceed `most_bytes`,
+    because a step needs one.
+    """
+
+    def __init__(self, device: torch.device, *, most_graphs: int = MOST_GRAPHS, most_bytes: int = MOST_BYTES) -> None:
+        self._device, self._captures = device, Graphs(device)
+        self._most_graphs, self._most_bytes = most_graphs, most_bytes
+        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._kept
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(each.num_bytes for each in self._kept.values())
+
+    def replay(self, key: Hashable) -> Any:
+        """Run the graph with this key and return its result, in buffers that the next replay may overwrite."""
+        self._kept.move_to_end(key)
+        kept = self._kept[key]
+        kept.replay()
+        return kept.made
+
+    def capture(self, key: Hashable, compute: Callable[[], Any]) -> None:
+        """Capture a graph whose result is what `compute` returns. Raises RuntimeError if it cannot be captured."""
+        while len(self._kept) >= self._most_graphs:  # none of them is running: its result was read
+            self._kept.popitem(last=False)
+        made: list[Any] = []  # holds the result of the last call, the one that is captured
+
+        def computed() -> None:
+            made[:] = [compute()]
+
+        before = free_on(self._device)
+        try:
+            replay = self._captures.capture(computed)
+        except RuntimeError:
+            made.clear()
+            raise
+        self._kept[key] = _Kept(replay, made[0], max(0, before - free_on(self._device)))
+        while self.num_bytes > self._most_bytes and len(self._kept) > 1:
+            self._kept.popitem(last=False)
+
+    def discard(self, is_gone: Callable[[Any], bool] = lambda key: True) -> None:
+        """Free the graphs whose key meets the condition; once none is left, also the memory that they shared."""
+        had_any = bool(self._kept)
+        for key in [key for key in self._kept if is_gone(key)]:
+            del self._kept[key]
+        if had_any and not self._kept:
+            self._captures.forget()
+
+    def forget_failed(self) -> None:
+        """Free everything after a failed capture, when nothing references its tensors any more."""
+        self._kept.clear()
+        self._captures.forget()
+
+
+def free_on(device: torch.device) -> int:
+    """Return how many bytes are free on the GPU, for torch and for the driver."""
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def _capture_nothing(stream: torch.cuda.Stream, one: torch.Tensor) -> None:

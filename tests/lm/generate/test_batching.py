@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.lm.streams import StreamsOnly
 from tests.lm.test_decoding_step import MODELS, built
 
 from homing.errors import UsageError
+from homing.lm.cuda_graphs import MOST_GRAPHS
+from homing.lm.decoding_step import REACH
 from homing.lm.generate import batching, generate
 from homing.lm.generate.batching import BatchGenerator, TextRequest
 from homing.lm.generate.pick_token import Picked
@@ -258,3 +261,31 @@ def test_without_memory_for_more_rows_the_others_wait(monkeypatch: pytest.Monkey
         assert "memory for 4 texts" in notices[0]
     else:
         assert all("out of memory" in str(listener.error) for listener in recorded)
+
+
+def test_captured_graphs_are_bounded_over_all_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few graphs are kept, and the texts are those of plain steps."""
+    cuda = StreamsOnly()
+    model = built(context=3 * REACH)
+
+    def texts() -> list[list[int]]:
+        batch = BatchGenerator(model, max_rows=8, memory_share=4 / MOST_GRAPHS)
+        listeners = [Recorder() for _ in range(8)]
+        for number, listener in enumerate(listeners):
+            # Texts end one after another, so steps of 8, 4, 2 and 1 rows and every reach occur.
+            batch.add(TextRequest(prompt_of(5, number), 40 * (number + 1), GREEDY), listener)
+        most = 0
+        while not batch.is_idle:
+            batch.step()
+            most = max(most, len(batch._graphs))
+        assert most <= 4
+        batch.close()
+        return [listener.ids for listener in listeners]
+
+    monkeypatch.setattr(batching, "is_stepped", lambda device: False)
+    wanted = texts()
+    cuda.take_over(monkeypatch)
+    monkeypatch.setattr(batching, "is_stepped", lambda device: True)
+    assert texts() == wanted
+    assert cuda.log.count("captured on side, thread_local") > 4
+    assert cuda.log[-1] == "emptied"

@@ -29,6 +29,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from homing.lm.cuda_graphs import MOST_BYTES, MOST_GRAPHS, RecentGraphs
 from homing.lm.decoding_step import Steps, room_for
 from homing.lm.device import free_host_bytes
 from homing.lm.generate.pick_token import (
@@ -116,7 +117,13 @@ class BatchGenerator:
         self.max_rows = max(1, min(max_rows, _rows_in_memory(model, self._capacity, memory_share)))
         self._rows: list[_Row] = []
         self._cache: RowCache | None = None
-        self._steps: dict[int, Steps[Tensor]] = {}
+        self._steps: dict[int, Steps[Tensor]] = {}  # by number of rows, which is a power of two
+        # One bound for all numbers of rows. Several models have the bound of one together.
+        self._graphs = RecentGraphs(
+            model.device,
+            most_graphs=max(4, int(MOST_GRAPHS * memory_share)),
+            most_bytes=int(MOST_BYTES * memory_share),
+        )
         self._waiting: deque[_Text] = deque()
         self._clock = 0
         self.num_reused = 0  # number of prompt tokens that were copied and not computed
@@ -328,8 +335,9 @@ class BatchGenerator:
         if num_rows not in self._steps:
             view = self._cache.first(num_rows)
             self._steps[num_rows] = Steps(
-                self._model, view, _as_they_are, is_captured=is_stepped(self._model.device), notify=self._not_captured
-            )
+                self._model, view, _as_they_are, is_captured=is_stepped(self._model.device), notify=self._not_captured,
+                graphs=self._graphs,
+            )  # fmt: skip
         logits_BV = self._steps[num_rows].step(
             torch.tensor(ids), torch.tensor(places), furthest=max(places[number] for number, _ in active),
             is_worth=self._longest_to_come() >= WORTH,

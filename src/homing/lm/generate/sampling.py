@@ -30,7 +30,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from homing.lm.decoding_step import REACH, Steps, room_for
+from homing.lm.decoding_step import Steps, reach_for, room_for
 from homing.lm.generate.pick_token import TokenPicker, pick_tokens, refuse_bad_settings
 from homing.lm.model import Decoder, KVCache
 from homing.lm.model.attention import RowCache
@@ -110,7 +110,8 @@ class Reader:
         self._steps: Steps[Tensor] | None = None
         self._cache: KVCache
         if is_stepped(model.device):
-            places, dtype = room_for(capacity), model.compute_dtype
+            # `reach` must depend only on the position and the context, so that a longer text begins as a shorter one.
+            places, dtype = min(reach_for(capacity), room_for(model.shape.context)), model.compute_dtype
             self._cache = rows = RowCache(model.shape, capacity=places, device=model.device, dtype=dtype)
             self._steps = Steps(model, rows, _as_they_are, is_captured=True, notify=partial(_not_captured, notify))
         else:
@@ -125,7 +126,7 @@ class Reader:
         place, self.length = self.length, self.length + len(ids)
         if self._steps is None or len(ids) > 1:
             return self._model.next_logits(torch.tensor([ids], device=self._model.device), self._cache)[0]
-        is_worth = min(num_to_come, REACH - place % REACH) >= WORTH
+        is_worth = min(num_to_come, reach_for(place + 1) - place) >= WORTH
         return self._steps.step(torch.tensor(ids), torch.tensor([place]), furthest=place, is_worth=is_worth)[0]
 
     def clear(self) -> None:

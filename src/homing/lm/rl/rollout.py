@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from homing.errors import RunFailed
-from homing.lm.decoding_step import Steps, room_for
+from homing.lm.cuda_graphs import RecentGraphs
+from homing.lm.decoding_step import REACH, Steps, room_for
 from homing.lm.device import free_memory
 from homing.lm.model import Decoder, lora
 from homing.lm.model.attention import RowCache
@@ -272,7 +273,9 @@ class Decoding:
         self._draws_B = torch.zeros(len(cache.places_B), dtype=torch.int64, device=model.device)
         # Do not pass a bound method: the reference cycle would keep the cache in memory until garbage collection runs.
         pick = partial(_pick, draws_B=self._draws_B, temperature=temperature, top_k=top_k)
-        self._steps = Steps(model, cache, pick, is_captured=is_captured, notify=notify)
+        # Every round of sampling goes through all values of `reach` again, so all their graphs are kept.
+        graphs = RecentGraphs(model.device, most_graphs=cache.capacity // REACH)
+        self._steps = Steps(model, cache, pick, is_captured=is_captured, notify=notify, graphs=graphs, reach=room_for)
 
     @property
     def is_captured(self) -> bool:
