@@ -35,7 +35,7 @@ from homing.api.data.stale_shards import refuse_stale
 from homing.api.extend_run import extending_sets, print_schedule, run_to_extend
 from homing.api.extras import need
 from homing.api.lookup.find_models import Chosen, choose_in_run
-from homing.api.lookup.local_runs import ENDING_S, hold, is_limit, store_here
+from homing.api.lookup.local_runs import ENDING_S, STOP_REASON, hold, is_limit, store_here
 from homing.api.tracking import begin, following
 from homing.cloud.home import Home
 from homing.cloud.ledger.mark import new_run_id
@@ -80,9 +80,10 @@ class TrainedHere:
 
     run_dir: Path
     outcome: Outcome
-    error: HomingError | None  # None if the run is done
+    error: HomingError | None  # None if the run is done, or ended because a person ran `homing stop`
     opened: Chosen | None  # the checkpoint that generate, chat and export open
     checkpoint: Path
+    again: str  # the command that resumes it
 
     def to_dict(self) -> dict[str, Any]:
         last = _last_metric(self.run_dir)
@@ -98,6 +99,7 @@ class TrainedHere:
             "val_loss": last.val_loss if last else None,
             "val_bits_per_byte": last.val_bits_per_byte if last else None,
             "fix": self.error.fix if self.error else None,
+            "again": self.again,
         }
 
 
@@ -167,7 +169,7 @@ def ended_as(run_dir: Path, outcome: Outcome, again: str, *, is_interrupted: boo
     checkpoint = run_dir / file_names.CHECKPOINTS / outcome.phase / file_names.step_dir(outcome.step)
     opened = _opened(run_dir) if outcome.state == "done" else None
     error = _as_error(run_dir, outcome, again, is_interrupted=is_interrupted)
-    return TrainedHere(run_dir, outcome, error, opened, checkpoint)
+    return TrainedHere(run_dir, outcome, error, opened, checkpoint, again)
 
 
 def _launched(name: str) -> list[str]:
@@ -427,9 +429,12 @@ def _as_error(run_dir: Path, outcome: Outcome, again: str, *, is_interrupted: bo
         is_saved = any((run_dir / file_names.CHECKPOINTS).glob("*/step-*"))
         after = "resume from the last checkpoint" if is_saved else "start over, because no checkpoint was saved"
         return kind(what, why="" if is_printed else outcome.reason, fix=f"Fix that, then {after}: {again}")
+    if outcome.reason == STOP_REASON and not is_interrupted:
+        return None
     kind = LimitReached if is_limit(outcome) and not is_interrupted else Interrupted
-    what = f"Training of {run_id} stopped at step {outcome.step:,}, with a checkpoint."
-    return kind(what, why=outcome.reason, fix=f"Resume: {again}")
+    is_saved = any((run_dir / file_names.CHECKPOINTS).glob(f"*/step-*/{file_names.MANIFEST}"))
+    what = f"Training of {run_id} stopped at step {outcome.step:,}, {'with a' if is_saved else 'without a'} checkpoint."
+    return kind(what, why=outcome.reason, fix=f"{'Resume' if is_saved else 'Start over'}: {again}")
 
 
 def _last_metric(run_dir: Path) -> Metric | None:

@@ -13,7 +13,7 @@ from tests.cloud.rig import MOSS, make_data, trainer_argv
 
 from homing.api.train_here import newest_unfinished
 from homing.cloud.home import Home
-from homing.cloud.ledger.ledger import PREEMPTED
+from homing.cloud.ledger.ledger import PREEMPTED, RunRow
 from homing.config.home_and_run_files import PROJECT_NOTE, project_note
 from homing.wire import codec, file_names
 from homing.wire.event_lines import Outcome
@@ -336,3 +336,38 @@ def test_a_name_means_this_folders_launched_run_and_not_one_that_another_folder_
     run = launched(cli)
     trained(homing_home, another_folder(tmp_path), "done")
     assert cli("status", "moss", "--json").json["run"] == run
+
+
+def noted(homing_home: Path, run_id: str, folder: Path, at: float) -> None:
+    """Write a finished run to the ledger that was started in this folder."""
+    ledger = Home(homing_home, World()).ledger
+    ledger.adopt_run(RunRow(run_id, "moss", "done", at, f"file:{homing_home}/store", "f" * 64, "1"), [], [])
+    note = homing_home / "runs" / run_id / PROJECT_NOTE
+    note.parent.mkdir(parents=True)
+    note.write_bytes(project_note(str(folder)))
+
+
+def test_without_a_name_only_runs_of_this_folder_are_meant(
+    cli: Homing, w: Path, homing_home: Path, tmp_path: Path
+) -> None:
+    noted(homing_home, "moss-2", tmp_path / "x", 2.0)
+    said = cli("watch")
+    assert said.code == 2
+    assert "No run was started in this folder." in said.err
+    assert "Use its id: moss-2" in said.err
+    noted(homing_home, "moss-1", w, 1.0)
+    noted(homing_home, "moss-3", tmp_path / "x", 3.0)
+    assert cli("status", "--json").json["run"] == "moss-1"
+
+
+def test_without_a_checkpoint_nothing_is_offered_to_be_fetched_or_resumed(
+    cli: Homing, w: Path, homing_home: Path
+) -> None:
+    ledger = Home(homing_home, World()).ledger
+    for state in ("failed", "stopped"):
+        noted(homing_home, f"moss-{state}", w, 1.0)
+        ledger.set_run(f"moss-{state}", state=state, reason="said so", exit_code=1)
+        said = cli("status", f"moss-{state}").err
+        assert "No checkpoint was saved. Start over: homing launch moss" in said
+        assert "--resume" not in said
+        assert "homing fetch" not in said

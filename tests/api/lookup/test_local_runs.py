@@ -122,19 +122,24 @@ def test_while_it_trains_a_line_has_its_eta_and_the_cards_memory(cli: Homing, ho
 @pytest.mark.parametrize(
     ("state", "reason", "code", "next_"),
     [
-        ("stopped", "SIGINT was received.", 0, "Resume: homing train moss --smoke\n"),
+        ("stopped", "SIGINT was received.", 0, "Start over: homing train moss --smoke\n"),
         (
             "stopped",
             "The time limit of 45m00s (train.time_limit) was reached.",
             5,
-            "Resume: homing train moss --smoke\n",
+            "Start over: homing train moss --smoke\n",
         ),
-        ("failed", "The loss is not finite.", 1, f"See why: homing logs {NAME}   Resume: homing train moss --smoke\n"),
+        (
+            "failed",
+            "The loss is not finite.",
+            1,
+            f"See why: homing logs {NAME}   Start over: homing train moss --smoke\n",
+        ),
         (
             None,
             "the last one left no error message.",
             1,
-            f"See why: homing logs {NAME}   Resume: homing train moss --smoke\n",
+            f"See why: homing logs {NAME}   Start over: homing train moss --smoke\n",
         ),
     ],
 )
@@ -223,7 +228,7 @@ def test_a_stop_is_laid_into_its_folder_and_waited_for(
         said = cli("stop", "moss")
     assert said.code == 0
     assert "Progress: pretrain step 7/20." in said.err
-    assert "Resume: homing train moss --smoke" in said.err
+    assert "Start over: homing train moss --smoke" in said.err
     again = cli("stop", "moss")
     assert again.code == 2
     assert "is not training: it is stopped." in again.err
@@ -302,7 +307,7 @@ def test_what_needs_a_machine_says_that_there_is_none_and_what_works(
     assert said.code == 2
     assert f"moss was trained locally and not launched: {NAME}, unfinished." in said.err
     assert f"Watch it: homing watch {NAME}" in said.err
-    assert "Resume: homing train moss --smoke   All runs: homing runs" in said.err
+    assert "Start over: homing train moss --smoke   All runs: homing runs" in said.err
 
 
 @pytest.mark.slow
@@ -312,3 +317,12 @@ def test_its_curves_are_in_tensorboard(cli: Homing, homing_home: Path) -> None:
     said = cli("tensorboard", "moss", "--no-serve")
     assert said.code == 0, said.err
     assert (homing_home / "tensorboard" / NAME / "pretrain").is_dir()
+
+
+def test_a_run_with_a_checkpoint_is_resumed_and_one_without_starts_over(cli: Homing, homing_home: Path) -> None:
+    begin(homing_home)
+    assert "Start over: homing train moss" in cli("status", NAME).err
+    checkpoint = homing_home / "runs" / NAME / file_names.CHECKPOINTS / "pretrain/step-00000010"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / file_names.MANIFEST).write_text("{}")
+    assert "Resume: homing train moss" in cli("status", NAME).err

@@ -19,6 +19,7 @@ something may still be billing.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from decimal import Decimal
@@ -108,7 +109,7 @@ def find_any(home: Home, typed: str | None, *, changes: str = "") -> RunRow | Tr
     if other_folder is not None and any(begun_elsewhere(row.id) is None for row in rows):
         return find_run(home, typed, changes=changes)  # a name means a run that was started in this folder
     called = [row for row in rows if other_folder or begun_elsewhere(row.id) is None]
-    launched = _newest(home)[:1] if typed is None else called
+    launched = _newest_here(home)[:1] if typed is None else called
     is_later = not trained.is_live and any(row.created_at >= trained.began_at for row in launched)
     billing = {line.run_id for line in home.ledger.open_lines()}
     if is_later or any(row.is_live or row.may_go_on or row.id in billing for row in launched):
@@ -134,11 +135,13 @@ def find_run(home: Home, typed: str | None, *, brings: str = "", changes: str = 
         return named
     file = _file(typed)
     name = _name(home, typed, file)
-    called = _newest(home) if name is None else _named(home, name)
+    called = _newest_here(home) if name is None else _named(home, name)
     if not called:
         is_asked = _check_lost(home, typed, name, file)
         # This includes runs that were just recovered from the names or tags of their instances.
-        called = _newest(home) if name is None else home.ledger.runs_called(name)
+        called = _newest_here(home) if name is None else home.ledger.runs_called(name)
+    if not called and name is None and (newest := _newest(home)):
+        raise _none_here(newest[0])
     if not called:
         raise _unknown(home, typed, name, file, is_asked=is_asked)
     own = [row for row in called if begun_elsewhere(row.id) is None] if name is not None else []
@@ -198,6 +201,23 @@ def _named(home: Home, name: str) -> list[RunRow]:
 def _newest(home: Home) -> list[RunRow]:
     """Return the newest run, and every run that is live, may be billing or may resume, but no other ended runs."""
     return home.ledger.unfinished_runs(last=1)
+
+
+def _newest_here(home: Home) -> list[RunRow]:
+    """Return runs of this folder: every run that is live, may be billing or may resume, or else the newest one."""
+    here = [row for row in _newest(home) if begun_elsewhere(row.id) is None]
+    if here or not home.has_ledger:
+        return here
+    return list(itertools.islice((row for row in home.ledger.runs() if begun_elsewhere(row.id) is None), 1))
+
+
+def _none_here(newest: RunRow) -> UsageError:
+    return UsageError(
+        what="No run was started in this folder.",
+        why=f"The newest run, {newest.id}, was started in {begun_elsewhere(newest.id)}."
+        " Without a name, homing uses only runs of the current folder.",
+        fix=f"Use its id: {newest.id}   List all runs: homing runs",
+    )
 
 
 def _from_elsewhere(home: Home, called: list[RunRow], brings: str, changes: str) -> RunRow:
@@ -281,7 +301,10 @@ def _unknown(home: Home, typed: str | None, name: str | None, file: Path | None,
 def _trained_called(home: Home, typed: str | None, name: str | None) -> Trained | None:
     """Return the best match among runs trained here: prefer those of this folder, then live ones, then the newest."""
     found = trained_here(home, home.ledger.run_ids())
-    called = [each for each in found if name is None or {typed, name} & {each.name, each.run}]
+    if name is None:
+        called = [each for each in found if begun_elsewhere(each.run) is None]
+    else:
+        called = [each for each in found if {typed, name} & {each.name, each.run}]
     # Stable sort: the newest stays first.
     called.sort(key=lambda each: (name is not None and begun_elsewhere(each.run) is not None, not each.is_live))
     return next(iter(called), None)

@@ -65,6 +65,7 @@ class Trained:
     again: str = ""  # the command that resumes it
     exit_code: int = 0  # exit code of a verb that watches the run until it ends
     phases: tuple[str, ...] = ()
+    has_checkpoint: bool = True  # False if the run has ended without one
 
     @property
     def is_live(self) -> bool:
@@ -89,7 +90,7 @@ class Trained:
         if self.state == "done":
             return f"Chat with it: homing chat {run}   Evaluate it: homing eval {run}"
         why = "" if self.state == "stopped" else f"See why: homing logs {run}   "
-        return f"{why}Resume: {self.again}"
+        return f"{why}Resume: {self.again}" if self.has_checkpoint else f"{why}Start over: {self.again}"
 
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "is_trained_here": True, "is_billing": False}
@@ -162,7 +163,13 @@ def _look_at(home: Home, run_id: str, began_at: float) -> Trained:
         again=_again(home, folder) or f"homing train {name}",
         exit_code=_exit_code(state, outcome),
         phases=tuple(steps),
+        has_checkpoint=state in ("training", "done") or _has_checkpoint(folder),
     )
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    """Return True if a complete checkpoint exists: its manifest is written last."""
+    return any((folder / file_names.CHECKPOINTS).glob(f"*/step-*/{file_names.MANIFEST}"))
 
 
 def _exit_code(state: str, outcome: Outcome | None) -> int:
@@ -216,6 +223,7 @@ def _is_held(path: Path) -> bool:
     return False
 
 
+STOP_REASON = "Stopped from another terminal."  # of a run that `homing stop` ended
 _POLL_S = 2.0
 _STOP_POLL_S = 0.5
 _NO_WORD = "no trainer is running, and the last one left no error message."
@@ -301,7 +309,7 @@ def ask_to_stop(home: Home, run: Trained) -> None:
         raise UsageError(
             what=f"{run.run} is not training: it is {run.state}.", why=run.reason or _NO_WORD, fix=run.next_words
         )
-    control = Control(stop=True, reason="Stopped from another terminal.")
+    control = Control(stop=True, reason=STOP_REASON)
     home.world.write(home.run_dir(run.run) / file_names.CONTROL, codec.dumps(control).encode())
 
 

@@ -26,6 +26,7 @@ from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.reconcile.run_status import Status, figures_of, guards_on_instance, look, newest_pushed
 from homing.cloud.watch.progress import ahead, planned, progress_line
 from homing.cloud.watch.run_output import EventFeed
+from homing.config.home_and_run_files import launch_again
 from homing.errors import HomingError
 from homing.units import format_duration
 from homing.wire import codec, file_names
@@ -63,8 +64,9 @@ def _see(home: Home, found: RunRow | Trained) -> Seen:
     closely = look_closely(home, find_run(home, found.id), problems)
     status = closely.status
     document = {**status.to_dict(), **closely.document}
+    words = next_words(status, name_here(status.run), has_checkpoint=closely.has_checkpoint)
     is_over = not status.run.is_live and not status.is_billing
-    return Seen(document, closely.rows, problems, next_words(status, name_here(status.run)), is_over)
+    return Seen(document, closely.rows, problems, words, is_over)
 
 
 def _see_here(home: Home, run: Trained) -> Seen:
@@ -105,6 +107,7 @@ class Closely:
     status: Status
     document: dict[str, Any]  # in addition to the fields of `Status`
     rows: list[tuple[str, str]]  # label and text, for display
+    has_checkpoint: bool = True  # False if the store has no checkpoint of the run
 
 
 def look_closely(home: Home, run: RunRow, problems: list[str]) -> Closely:
@@ -112,11 +115,13 @@ def look_closely(home: Home, run: RunRow, problems: list[str]) -> Closely:
     status = look(home, run)
     if status.problem and not any(status.run.id in problem for problem in problems):
         problems.append(status.problem)
+    is_read = False
     ways, pushed, figures = {"ssh": _ssh_line(home, status), "page": _page(home, status)}, "", dict[str, float]()
     beat = status.reports.heartbeat if status.reports else None
     try:
         figures = figures_of(home, status.run, beat)
         pushed = newest_pushed(home, status.run) if any(line.created_at for line in status.lines) else ""
+        is_read = True
     except (HomingError, OSError) as exc:
         if not problems:
             problems.append(f"The store could not be read: {str(exc).splitlines()[0]}")
@@ -142,7 +147,7 @@ def look_closely(home: Home, run: RunRow, problems: list[str]) -> Closely:
         away = " ".join(out_of_reach(home, name) for name in sorted({line.provider for line in status.lines[-1:]}))
         document["guard_at_home"] = {"is_armed": not away, "why": away}
         rows.append(("at home", away or "a guard checked recently and reached the provider"))
-    return Closely(status, document, rows)
+    return Closely(status, document, rows, bool(pushed) or not is_read)
 
 
 def _last_log_line(home: Home, line: LedgerLine) -> str:
@@ -215,8 +220,11 @@ def _pushed(newest: str, *, is_all: bool) -> str:
     return f"{newest}; more follow during training" if newest else "no checkpoint yet"
 
 
-def next_words(status: Status, name: str) -> str:
-    """Return the next commands, each as `why: command`, separated by three spaces; "" if nothing is left to do."""
+def next_words(status: Status, name: str, *, has_checkpoint: bool = True) -> str:
+    """Return the next commands, each as `why: command`, separated by three spaces; "" if nothing is left to do.
+
+    Without a checkpoint in the store, nothing can be fetched or resumed.
+    """
     state = status.run.state
     if status.run.is_live:
         return f"Watch it: homing watch {name}   Logs: homing logs {name} -f   Stop it: homing stop {name}"
@@ -229,6 +237,9 @@ def next_words(status: Status, name: str) -> str:
         return f"The run has ended, but its instance may still be billing. End billing: homing destroy {name}"
     if state == "done" and status.run.fetched_step is None:
         return f"Fetch it: homing fetch {name}"
+    if state in ("failed", "stopped") and not has_checkpoint:
+        why = f"See why: homing logs {name}   " if state == "failed" else ""
+        return f"{why}No checkpoint was saved. Start over: {launch_again(status.run.name)}"
     if state == "failed":
         return f"See why: homing logs {name}   Resume from its last checkpoint: homing launch {name} --resume"
     return f"Fetch it: homing fetch {name}   Resume: homing launch {name} --resume" if state == "stopped" else ""

@@ -206,7 +206,8 @@ class Following:
             pushed = dict(rows).get("saved", "")
         else:
             found = look_closely(self._home, self._run, problems)
-            rows, next_ = found.rows, commands_in(next_words(found.status, self._id))
+            words = next_words(found.status, self._id, has_checkpoint=found.has_checkpoint)
+            rows, next_ = found.rows, commands_in(words)
             pushed = str(found.document["pushed"])
             if found.status.is_billing:
                 next_.append({"why": "End billing now", "command": f"homing destroy {self._id}"})

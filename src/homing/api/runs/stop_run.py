@@ -9,11 +9,12 @@ from homing.api import notices
 from homing.api.lookup import local_runs
 from homing.api.lookup.find_runs import find_any, name_here, open_home
 from homing.api.lookup.local_runs import Trained
+from homing.api.lookup.status import next_words
 from homing.cloud.guard.change_limit_or_stop import STOP_TIMEOUT_S, ask_to_stop, wait_for_stop
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.reconcile.reconcile import refresh
-from homing.cloud.reconcile.run_status import Status
+from homing.cloud.reconcile.run_status import Status, has_checkpoint
 
 __all__ = ["Stopped", "StoppedWaiting", "stop_run"]
 
@@ -33,6 +34,7 @@ class Stopped:
     typed: str  # the name or id that selects the run in this folder
     serial: int | None = None  # number of the stop request in the store; None for a run on this computer
     status: Status | None = None  # set for a rented run that has ended
+    next_words: str = ""  # the next commands; "" if the run has not ended
 
     @property
     def is_stopped(self) -> bool:
@@ -68,4 +70,5 @@ def _wait(home: Home, asked: Stopped, timeout_s: float) -> Stopped:
     if isinstance(asked.run, Trained):
         return replace(asked, run=local_runs.wait_for_stop(home, asked.run, timeout_s=timeout_s))
     status = wait_for_stop(home, asked.run, timeout_s=timeout_s, notify=lambda text: notices.say(f"  {text}"))
-    return replace(asked, status=status)
+    words = next_words(status, asked.typed, has_checkpoint=has_checkpoint(home, status.run))
+    return replace(asked, status=status, next_words=words)

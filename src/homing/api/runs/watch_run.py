@@ -19,16 +19,16 @@ from homing.api.extras import export_hint
 from homing.api.lookup.find_models import MODELS
 from homing.api.lookup.find_runs import find_any, is_stranger, name_here, open_home, usd
 from homing.api.lookup.local_runs import Trained, look_again, watch_here
+from homing.api.lookup.status import next_words
 from homing.api.tracking import begin, following, go_on, wanted
 from homing.cloud.artifacts.checkpoints import place_of
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.ledger.meter import as_limit, at_most, cost
-from homing.cloud.reconcile.run_status import Status, look, newest_pushed
+from homing.cloud.reconcile.run_status import Status, has_checkpoint, look
 from homing.cloud.watch.follow import DEFAULT_EVERY_S, Report, watch
 from homing.cloud.watch.progress import planned_usd, to_finish, trip_usd
-from homing.config.home_and_run_files import manifest_in
-from homing.errors import HomingError
+from homing.config.home_and_run_files import launch_again, manifest_in
 from homing.wire import codec, file_names
 from homing.wire.guard_timing import LAND, reserve_s
 from homing.wire.run_json import Run
@@ -113,20 +113,15 @@ def _say_next(home: Home, run: RunRow) -> None:
     if run.state == "done":
         notices.say(f"Training complete. {_what_to_do_with_it(home, run)}")
     elif run.state == "failed":
-        notices.say(f"See why: homing logs {name}   Resume from its last checkpoint: homing launch {name} --resume")
+        notices.say(next_words(status, name, has_checkpoint=has_checkpoint(home, run)))
     else:
         steps = _steps_by_phase(home, run)
         where = _stopped_where(status, steps)
-        notices.say(f"Stopped {where}. {_learned(home, run)}")
+        if not has_checkpoint(home, run):
+            notices.say(f"Stopped {where}. No checkpoint reached the store. Start over: {launch_again(run.name)}")
+            return
+        notices.say(f"Stopped {where}. Fetch what it trained: homing fetch {name}")
         notices.say(f"To finish: {_how_to_finish(home, status, list(steps))}")
-
-
-def _learned(home: Home, run: RunRow) -> str:
-    try:
-        is_saved = newest_pushed(home, run) != ""
-    except HomingError:  # the store does not respond; a later `homing fetch` reports that
-        is_saved = True
-    return f"Fetch what it trained: homing fetch {name_here(run)}" if is_saved else "No checkpoint reached the store."
 
 
 def _what_to_do_with_it(home: Home, run: RunRow) -> str:

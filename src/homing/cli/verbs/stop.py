@@ -47,5 +47,5 @@ def command(
     elif (status := stopped.status) is not None:
         spent = at_most(*status.lines) + usd(status.spend_usd)
         output.say(f"{status.run.id} is {status.run.state}: {status.run.reason} Spent {spent}.")
-        on = f"   Resume: homing launch {stopped.typed} --resume" * (status.run.state != "done")
-        output.say(f"Fetch it: homing fetch {stopped.typed}{on}")
+        if stopped.next_words:
+            output.say(stopped.next_words)

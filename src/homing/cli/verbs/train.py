@@ -76,6 +76,10 @@ def _print_outcome(done: TrainedHere, name: str, *, is_smoke: bool) -> None:
         raise typer.Exit(error.exit_code)  # the JSON document already contains the error
     if error:
         raise error
+    if outcome.state == "stopped":  # by `homing stop`, so this is no error
+        output.say(f"\n{run_dir.name} stopped at step {outcome.step:,}: {outcome.reason}")
+        output.say(f"Resume: {done.again}" if done.checkpoint.is_dir() else f"Start over: {done.again}")
+        return
     output.say(f"\nModel saved in {done.checkpoint}")
     if opened and opened.why:
         output.say(f"chat, generate, eval and export open {opened.folder}\n  {opened.why}")

@@ -32,6 +32,7 @@ __all__ = [
     "dump_line",
     "figures_of",
     "guards_on_instance",
+    "has_checkpoint",
     "how_far",
     "look",
     "newest_beat",
@@ -198,6 +199,14 @@ def newest_pushed(home: Home, run: RunRow) -> str:
     """
     store = home.store_of(run)
     return newest_in(store, run.id, lambda: phases_of(store, run))
+
+
+def has_checkpoint(home: Home, run: RunRow) -> bool:
+    """Return False if no checkpoint of the run is in its store. If the store does not respond, assume that one is."""
+    try:
+        return newest_pushed(home, run) != ""
+    except (HomingError, OSError):
+        return True
 
 
 def newest_in(store: Store, run_id: str, phases: Callable[[], list[str]]) -> str:
