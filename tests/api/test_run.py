@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,20 @@ def test_a_plan_without_an_account_has_list_prices(
     assert any(each.rate_usd_per_hour is not None for each in planned.listed)
     with pytest.raises(homing.NoOffer, match="No provider was queried"):
         _ = planned.best
+
+
+def test_plan_and_watch_take_the_options_of_their_verbs(
+    folder: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = homing.Run("moss").plan(rate=2, spend_limit="3.50")
+    assert planned.loaded.run.limits.spend_usd == "3.5"
+    assert {each.rate_usd_per_hour for each in planned.listed} == {Decimal(2)}
+    asked: dict[str, object] = {}
+    monkeypatch.setattr(
+        "homing.api.runs.watch_run.watch_run", lambda run, **given: iter(asked.update(given, run=run) or ())
+    )
+    assert list(homing.Run("moss").watch(trackers=["tensorboard"], tracker_name="mine")) == []
+    assert asked == {"run": "moss", "every_s": 30.0, "trackers": ["tensorboard"], "tracker_name": "mine"}
 
 
 def test_a_launch_without_confirm_names_rate_and_limit_and_starts_nothing(folder: Path, homing_home: Path) -> None:

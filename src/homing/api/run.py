@@ -116,14 +116,24 @@ class Run:
             raise done.error
         return done.to_dict()
 
-    def plan(self) -> Planned:
+    def plan(
+        self, *, spend_limit: Decimal | float | str | None = None, rate: Decimal | float | str | None = None
+    ) -> Planned:
         """Return hours and dollars per offer, cheapest to finish first, or by list prices without an account.
 
-        Rents nothing.
+        Rents nothing. `spend_limit`: also compute how much training this limit buys. `rate`: assume this hourly rate
+        for every GPU, without querying providers.
         """
+        from homing.api.lookup.find_runs import parse_limit
         from homing.api.runs.plan_run import plan_run
 
-        return plan_run(self.name, sets=self.sets, is_smoke=self.is_smoke)
+        def dollars(value: Decimal | float | str | None, called: str) -> Decimal | None:
+            return parse_limit(None if value is None else str(value), called)
+
+        limit, own_rate = dollars(spend_limit, "spend_limit"), dollars(rate, "rate")
+        return plan_run(
+            self.name, sets=self.sets, is_smoke=self.is_smoke, spend_limit_usd=limit, rate_usd_per_hour=own_rate
+        )
 
     # --- on a rented instance ---
 
@@ -160,11 +170,17 @@ class Run:
         self.name = started.to_dict()["run"]
         return started.to_dict()
 
-    def watch(self, *, every_s: float = 30.0) -> Iterator[Report]:
-        """Yield events, samples and progress lines until the run ends; the limits are enforced meanwhile."""
+    def watch(
+        self, *, every_s: float = 30.0, trackers: Sequence[str] = (), tracker_name: str | None = None
+    ) -> Iterator[Report]:
+        """Yield events, samples and progress lines until the run ends; the limits are enforced meanwhile.
+
+        Trackers that were requested earlier and have stopped start again. `trackers`: also log to these, such as
+        "tensorboard" or "wandb". `tracker_name`: the name of the run in the trackers; default: the run id.
+        """
         from homing.api.runs.watch_run import watch_run
 
-        yield from watch_run(self.name, every_s=every_s)
+        yield from watch_run(self.name, every_s=every_s, trackers=trackers, tracker_name=tracker_name)
 
     def stop(self, *, wait: bool = True, timeout_s: float = 600.0) -> None:
         """Save a checkpoint and end training at the next step."""
