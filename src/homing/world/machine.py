@@ -190,10 +190,9 @@ class Machine:
 
     def marked(self, variable: str, prefix: str) -> List[Tuple[Process, str]]:
         """Return the live processes whose environment `variable` starts with `prefix`, and the variable's value."""
-        seen = _seen_in_proc() if os.path.isdir("/proc/self") else self._seen_by_ps()
-        found = [
-            (process, word) for process, words in seen for word in words if word.startswith(f"{variable}={prefix}")
-        ]
+        start = f"{variable}={prefix}"
+        seen = _seen_in_proc(start.encode()) if os.path.isdir("/proc/self") else self._seen_by_ps()
+        found = [(process, word) for process, words in seen for word in words if word.startswith(start)]
         return [(process, word.split("=", 1)[1]) for process, word in found]
 
     def _seen_by_ps(self) -> Iterator[Tuple[Process, List[str]]]:
@@ -263,15 +262,17 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 opener = urllib.request.build_opener(_NoRedirect)
 
 
-def _seen_in_proc() -> Iterator[Tuple[Process, List[str]]]:
+def _seen_in_proc(start: bytes) -> Iterator[Tuple[Process, List[str]]]:
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            with open(f"/proc/{name}/environ", encoding="utf-8", errors="replace") as file:
-                words = file.read().split("\0")
+            with open(f"/proc/{name}/environ", "rb", buffering=0) as file:
+                found = file.readall()
+            if start not in found:
+                continue  # almost all processes; the other steps would take most of the time
             with open(f"/proc/{name}/stat", "rb") as file:
                 # The command name may contain spaces and parentheses, so parse the fields after the last parenthesis.
                 fields = file.read().rsplit(b")", 1)[1].split()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # skip a process that has ended or belongs to another user
         if fields[0] not in (b"Z", b"X"):
-            yield Process(int(name), fields[19].decode()), words
+            yield Process(int(name), fields[19].decode()), found.decode("utf-8", "replace").split("\0")
