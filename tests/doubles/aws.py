@@ -15,6 +15,7 @@ import base64
 import dataclasses
 import datetime
 import email.utils
+import functools
 import gzip
 import hashlib
 import json
@@ -23,13 +24,16 @@ import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 from tests.doubles.aws_models import share_models
 
 from homing.world import HttpRequest, HttpResponse, NetworkError
+
+if TYPE_CHECKING:
+    from werkzeug.test import Client
 
 share_models()
 ACCOUNT = "123456789012"
@@ -108,6 +112,7 @@ class Settings:
 
 
 QUOTA_CODES = ("L-DB2E81BA", "L-3819A6DF", "L-417A185B", "L-7212CCBC", "L-C4BD4855", "L-1216C47A", "L-34B43A08")
+_INSTANCE_TYPES: dict[tuple[str, bytes], HttpResponse] = {}  # region and question -> answer, of the whole process
 
 
 @dataclass
@@ -136,10 +141,6 @@ class AwsDouble:
     def __init__(
         self, now: Callable[[], float], machines: Machines | None = None, settings: Settings | None = None
     ) -> None:
-        os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # a second for each region, and we have images of our own
-        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-        from werkzeug.test import Client
-
         self._now = now
         self.machines: Machines = machines or NoMachines()
         self.settings = settings or Settings()
@@ -153,7 +154,7 @@ class AwsDouble:
         self._keys: dict[str, str] = {}  # access key id of an instance's role -> its profile
         self.accounts: dict[str, str] = {}  # access key id -> its account, where it is another; nothing is rented there
         self._lock = threading.RLock()
-        self._moto = Client(DomainDispatcherApplication(create_backend_app))
+        self._moto = _moto()
         self._moto.post("http://127.0.0.1/moto-api/reset")
 
     # --- what a test says to it ---
@@ -364,6 +365,13 @@ class AwsDouble:
             for date in IMAGE_NAMES
         )
         return _xml("DescribeImages", f"<imagesSet>{items}</imagesSet>")
+
+    def _ec2_DescribeInstanceTypes(self, form: dict[str, str], request: HttpRequest) -> HttpResponse:
+        """moto's own table, read once for each question: filtering it takes a tenth of a second."""
+        question = (_region_of(request), request.body)
+        if question not in _INSTANCE_TYPES:
+            _INSTANCE_TYPES[question] = self._to_moto(request)
+        return _INSTANCE_TYPES[question]
 
     def _ec2_DescribeInstanceTypeOfferings(self, form: dict[str, str], request: HttpRequest) -> HttpResponse:
         region = _region_of(request)
@@ -632,6 +640,19 @@ def _backend(region: str) -> Any:
     from moto.ec2.models import ec2_backends
 
     return ec2_backends[ACCOUNT][region]
+
+
+@functools.cache
+def _moto() -> Client:
+    """moto's server, made once: it takes a tenth of a second, and what it holds is global in any case."""
+    os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # a second for each region, and we have images of our own
+    from moto.kms import models
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.test import Client
+
+    # Each encrypted disk gets a key of its own, and nothing here signs with it.
+    models.generate_private_key = functools.cache(models.generate_private_key)
+    return Client(DomainDispatcherApplication(create_backend_app))
 
 
 def _region_of(request: HttpRequest) -> str:
