@@ -141,6 +141,7 @@ class AwsDouble:
     def __init__(
         self, now: Callable[[], float], machines: Machines | None = None, settings: Settings | None = None
     ) -> None:
+        os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # a second for each region, and we have images of our own
         self._now = now
         self.machines: Machines = machines or NoMachines()
         self.settings = settings or Settings()
@@ -645,7 +646,6 @@ def _backend(region: str) -> Any:
 @functools.cache
 def _moto() -> Client:
     """moto's server, made once: it takes a tenth of a second, and what it holds is global in any case."""
-    os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # a second for each region, and we have images of our own
     from moto.kms import models
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.test import Client

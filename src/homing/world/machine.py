@@ -191,7 +191,7 @@ class Machine:
     def marked(self, variable: str, prefix: str) -> List[Tuple[Process, str]]:
         """Return the live processes whose environment `variable` starts with `prefix`, and the variable's value."""
         start = f"{variable}={prefix}"
-        seen = _seen_in_proc(start.encode()) if os.path.isdir("/proc/self") else self._seen_by_ps()
+        seen = _seen_in_proc(os.fsencode(start)) if os.path.isdir("/proc/self") else self._seen_by_ps()
         found = [(process, word) for process, words in seen for word in words if word.startswith(start)]
         return [(process, word.split("=", 1)[1]) for process, word in found]
 
