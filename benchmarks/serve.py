@@ -10,6 +10,8 @@ untrained weights: the time of a step does not depend on them. Clients run in an
     equality     greedy texts of all clients at once, compared with `generate` for each prompt alone
     hostile      clients that send prompts of 3.9 MB, clients that leave in the middle of a stream, and clients that
                  behave; /health is asked every 50 ms, and the server's memory is read before and after
+    schemas      the time between two tokens of clients that stream plain texts, alone and next to clients whose JSON
+                 schema is expensive at each token
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ TOKENS = 80  # per text
 LEAST_RATIO = 4.0
 MOST_HEALTH_S = 0.5
 MOST_GROWTH_MB = 300
+MOST_DELAY = 2.0  # by expensive schemas, of the 99th percentile of the time between two tokens
 LONG_PROMPT_BYTES = 3_900_000
 
 
@@ -61,6 +64,8 @@ def main() -> int:
             figures |= in_another_process(throughput, server.url, num_clients)
             figures["equal_texts"] = equality(server.url, model, num_clients)
             figures |= hostile(server, seconds)
+        with serving(make_model(Path(folder) / "chat", phase="sft")) as server:
+            figures |= in_another_process(schemas, server.url, seconds / 4)
     for name, value in figures.items():
         print(f"{name:28} {value}")
     checks = {
@@ -69,6 +74,7 @@ def main() -> int:
         "no errors": figures["errors"] == 0,
         "health": figures["health_max_s"] <= MOST_HEALTH_S,
         "memory": figures["growth_mb"] <= MOST_GROWTH_MB,
+        "schemas": figures["schemas_delay"] <= MOST_DELAY,
     }
     failed = [name for name, is_met in checks.items() if not is_met]
     if not arguments.quick:
@@ -91,14 +97,15 @@ class Server:
         return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1000
 
 
-def make_model(folder: Path) -> Path:
+def make_model(folder: Path, phase: str = "pretrain") -> Path:
+    folder.mkdir(exist_ok=True)
     make_data(folder / "data", num_documents=20)
     run = make_run(folder / "data")
     shape = dataclasses.replace(
         run.model, num_layers=4, width=128, num_heads=4, num_kv_heads=4, head_size=32, ffn_width=384, context=512
     )
     run = dataclasses.replace(run, model=shape)
-    return make_checkpoint(folder / "model", folder / "data", run=run)
+    return make_checkpoint(folder / "model", folder / "data", phase=phase, run=run)
 
 
 @contextlib.contextmanager
@@ -183,6 +190,77 @@ def equality(url: str, model: Path, num_clients: int) -> int:
         made = generate(decoder, ids, num_tokens=TOKENS, sampling=greedy, stop_ids=tokenizer.stop_ids)
         expected.append(tokenizer.decode(list(made)))
     return sum(found == wanted for found, wanted in zip(asyncio.run(ask()), expected, strict=True))
+
+
+# -- expensive schemas -------------------------------------------------------------------------------------------------
+
+# Each alternative is another state of the grammar, and all of them are alive at once, so a mask takes milliseconds.
+EXPENSIVE = {
+    "type": "array",
+    "minItems": 40,
+    "items": {
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {f"a{place}": {"type": "string"} for place in range(number)},
+                "additionalProperties": {"type": "string"},
+            }
+            for number in range(14)
+        ]
+    },
+}
+
+
+def schemas(url: str, seconds: float) -> dict[str, float]:
+    """Return percentiles of the time between two tokens of plain streams, alone and next to expensive schemas."""
+
+    async def plain(client: httpx.AsyncClient, seed: int, ends: float) -> list[float]:
+        gaps = []
+        while time.monotonic() < ends:
+            body = {
+                "messages": [{"role": "user", "content": "the cat"}],
+                "max_tokens": 200,
+                "seed": seed,
+                "stream": True,
+            }
+            async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+                before = None
+                async for line in response.aiter_lines():
+                    if line.startswith("data: {"):
+                        now = time.perf_counter()
+                        gaps += [now - before] if before is not None else []
+                        before = now
+        return gaps
+
+    async def expensive(client: httpx.AsyncClient, seed: int, ends: float) -> int:
+        number = 0
+        while time.monotonic() < ends:
+            body = {
+                "messages": [{"role": "user", "content": "the cat"}], "max_tokens": 200, "seed": seed,
+                "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": EXPENSIVE}},
+            }  # fmt: skip
+            response = await client.post("/v1/chat/completions", json=body)
+            # An answer may fail, because the grammar needs more computation than llguidance is allowed.
+            number += response.json()["usage"]["completion_tokens"] if response.status_code == 200 else 0
+        return number
+
+    async def measure(num_expensive: int) -> tuple[list[float], int]:
+        async with client_of(url) as client:
+            ends = time.monotonic() + seconds
+            others = [asyncio.create_task(expensive(client, seed, ends)) for seed in range(num_expensive)]
+            gaps = await asyncio.gather(*[plain(client, seed, ends) for seed in range(8)])
+            return sorted(gap for own in gaps for gap in own), sum([await each for each in others])
+
+    asyncio.run(measure(1))  # loads llguidance, and reads the vocabulary
+    alone, _ = asyncio.run(measure(0))
+    beside, num_tokens = asyncio.run(measure(4))
+    p99 = [each[int(len(each) * 0.99)] for each in (alone, beside)]
+    return {
+        "schemas_alone_p99_ms": round(p99[0] * 1000, 2),
+        "schemas_beside_p99_ms": round(p99[1] * 1000, 2),
+        "schemas_delay": round(p99[1] / p99[0], 2),
+        "schemas_tok_s": round(num_tokens / seconds),
+    }
 
 
 # -- hostile clients ---------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ __all__ = [
     "free_memory",
     "has_fp8",
     "is_compile_worthwhile",
+    "on_gpu",
     "peak_flops",
     "pick_device",
     "pick_precision",
@@ -75,6 +77,14 @@ def use_device(device: torch.device) -> None:
     """Make `device` the current GPU: kernels, streams and graphs run on the current GPU, wherever the tensors are."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
+
+
+def on_gpu(device: torch.device) -> AbstractContextManager[object]:
+    """Make `device` the current GPU inside a context, for code that may run in any thread.
+
+    Each thread has its own current GPU, which is the first one unless it is changed, so `use_device` is not enough.
+    """
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def free_memory() -> None:

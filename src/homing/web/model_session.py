@@ -21,6 +21,7 @@ import torch
 from homing.errors import UsageError
 from homing.lm.data.chat.messages import Message
 from homing.lm.data.chat.prompt_ids import Prompter, learned_to_answer
+from homing.lm.device import on_gpu
 from homing.lm.generate import read_card
 from homing.lm.generate.batching import BatchGenerator, TextRequest
 from homing.lm.generate.json_constraint import JsonConstraint, JsonGrammars
@@ -205,5 +206,6 @@ class GenerationSession:
     @torch.no_grad()
     def embed(self, ids: list[int]) -> bytes:
         """Return the mean of the last hidden states of the tokens, as 32-bit floats in little-endian order."""
-        hidden_BTD = self._model.hidden(torch.tensor([ids], device=self._model.device))
-        return hidden_BTD[0].float().mean(dim=0).cpu().numpy().astype("<f4").tobytes()
+        with on_gpu(self._model.device):  # called in the thread that generates
+            hidden_BTD = self._model.hidden(torch.tensor([ids], device=self._model.device))
+            return hidden_BTD[0].float().mean(dim=0).cpu().numpy().astype("<f4").tobytes()

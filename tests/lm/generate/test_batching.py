@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -289,3 +290,63 @@ def test_captured_graphs_are_bounded_over_all_numbers_of_rows(monkeypatch: pytes
     assert texts() == wanted
     assert cuda.log.count("captured on side, thread_local") > 4
     assert cuda.log[-1] == "emptied"
+
+
+class Slow:
+    """A constraint that allows everything, and takes as long as the test wants for each token."""
+
+    def __init__(self) -> None:
+        self.may_go_on, self.num_asked = threading.Semaphore(0), 0
+
+    def mask(self) -> torch.Tensor:
+        self.num_asked += 1
+        assert self.may_go_on.acquire(timeout=60)
+        return torch.ones(100, dtype=torch.bool)
+
+    def saw(self, token_id: int) -> None:
+        pass
+
+
+def test_a_slow_constraint_delays_only_its_own_text() -> None:
+    model, slow, held, others = built(), Slow(), Recorder(), [Recorder() for _ in range(3)]
+    batch = BatchGenerator(model)
+    batch.add(TextRequest(prompt_of(5, 1), 12, SamplingSettings(seed=7), constraint=slow), held)
+    for number, listener in enumerate(others):
+        batch.add(TextRequest(prompt_of(5, 2 + number), 30, GREEDY), listener)
+    while any(listener.is_stopped is None for listener in others):
+        batch.step()
+    assert (held.ids, slow.num_asked) == ([], 1)
+    late = Recorder()
+    batch.add(TextRequest(prompt_of(5, 9), 30, GREEDY), late)  # joins while the other one still pauses
+    slow.may_go_on.release(12)
+    run(batch)
+    alone = list(generate(model, prompt_of(5, 1), num_tokens=12, sampling=SamplingSettings(seed=7)))
+    assert held.ids == alone, "a pause changes nothing in the text"
+    assert late.ids == list(generate(model, prompt_of(5, 9), num_tokens=30, sampling=GREEDY))
+    batch.close()
+
+
+def test_the_next_mask_is_computed_while_the_model_runs() -> None:
+    """Else the time of both would add up."""
+    model, slow, recorded = built(), Slow(), Recorder()
+    batch = BatchGenerator(model)
+    batch.add(TextRequest(prompt_of(5, 1), 3, GREEDY, constraint=slow), recorded)
+    slow.may_go_on.release()
+    while not recorded.ids:
+        batch.step()
+    assert slow.num_asked == 2, "it was asked for the second token right after the first one"
+    slow.may_go_on.release(5)
+    run(batch)
+    batch.close()
+
+
+def test_a_paused_text_that_nobody_wants_leaves_its_row() -> None:
+    batch, slow, recorded = BatchGenerator(built()), Slow(), Recorder()
+    batch.add(TextRequest(prompt_of(5, 1), 3, GREEDY, constraint=slow), recorded)
+    batch.step()
+    assert batch.num_active == 1
+    recorded._leaves_after = 0
+    batch.step()
+    assert batch.is_idle
+    slow.may_go_on.release()
+    batch.close()

@@ -12,6 +12,10 @@ Rows in use are kept at the low numbers, because a step computes the first 1, 2,
 stay in the cache until their row is needed. If a later prompt begins with the same tokens, such as the next turn of a
 conversation or another answer to the same prompt, that part is copied and not computed again.
 
+A constraint, such as a JSON schema, is asked in a thread which tokens may come next, while the model computes their
+logits. If the answer is late, the text pauses: its logits are kept, the others go on, and it joins them again when the
+answer is there. So a schema that needs tens of milliseconds per token slows down only its own text.
+
 A text gets the same tokens as if it were alone, except where two tokens are so close that rounding decides: matmuls
 over a different number of rows round differently.
 
@@ -20,9 +24,15 @@ Not thread-safe: everything here is called from one thread.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import sys
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -31,12 +41,13 @@ from torch import Tensor
 
 from homing.lm.cuda_graphs import MOST_BYTES, MOST_GRAPHS, RecentGraphs
 from homing.lm.decoding_step import Steps, room_for
-from homing.lm.device import free_host_bytes
+from homing.lm.device import free_host_bytes, on_gpu
 from homing.lm.generate.pick_token import (
     Constraint,
     Picked,
     TokenPicker,
     logprobs_of,
+    on_device,
     pick_tokens,
     refuse_bad_settings,
 )
@@ -51,6 +62,9 @@ PROMPT_TOKENS = 512  # number of prompt tokens that one step may read
 _FIRST_ROWS = 4
 _LEAST_KEPT = 16  # a shorter beginning is read again, which is as fast as copying it
 _LOGITS_AT_A_TIME = 2**24  # maximum number of logits at a time when a prompt is scored
+_MASK_WAIT_S = 0.001  # how long a step waits for late constraints, all of them together
+_MASK_THREADS = 2
+_MASK_NICENESS = 10
 _CACHE_SHARE = {"cuda": 0.8, "cpu": 0.25}  # of the free memory
 
 
@@ -95,6 +109,7 @@ class _Text:
     last_id: int = -1  # the newest token, which is not in the cache yet
     num_made: int = 0
     is_reading: bool = True  # False once the whole prompt is in the cache
+    kept_logits_V: Tensor | None = None  # while the text pauses, because its constraint is late
 
 
 @dataclass(eq=False)
@@ -126,6 +141,7 @@ class BatchGenerator:
         )
         self._waiting: deque[_Text] = deque()
         self._clock = 0
+        self._threads: ThreadPoolExecutor | None = None
         self.num_reused = 0  # number of prompt tokens that were copied and not computed
 
     @property
@@ -155,23 +171,41 @@ class BatchGenerator:
         picker = TokenPicker(
             request.sampling, request.prompt_ids, num_logprobs=request.num_logprobs, constraint=request.constraint
         )
+        picker.begin_mask(self._mask_threads)
         self._waiting.append(_Text(request, listener, picker))
 
     @torch.no_grad()
     def step(self) -> None:
         """Read a part of the waiting prompts, then generate one token for each text."""
+        with on_gpu(self._model.device):
+            self._step()
+
+    def _step(self) -> None:
         self._drop_unwanted()
         try:
             self._read_prompts()
             self._drop_unwanted()
+            self._resume()
             self._decode()
         except Exception as error:  # such as out of memory: no text can continue, but later ones may
             texts = [row.text for row in self._rows if row.text is not None]
             for text in texts:
                 text.listener.failed(error.with_traceback(None))  # the traceback would keep tensors in memory
             self._forget()
+            self._check_gpu()
+
+    def _check_gpu(self) -> None:
+        """Raise an error if the GPU cannot be used any more, as after an illegal address.
+
+        The caller then reports that it failed, and does not accept texts that could not be generated.
+        """
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
 
     def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+            self._threads = None
         for steps in self._steps.values():
             steps.close()
         self._forget()
@@ -203,6 +237,7 @@ class BatchGenerator:
             try:
                 self._grow(min(max(wanted, _FIRST_ROWS), self.max_rows))
             except RuntimeError as error:  # out of memory
+                self._check_gpu()
                 if not self._rows:
                     self._waiting.popleft().listener.failed(error.with_traceback(None))
                     return False
@@ -292,9 +327,11 @@ class BatchGenerator:
         number = self._rows.index(row)
         before = row.ids[-1:] if start else []
         view = self._cache.row(
-            number, start, model.embedding_for_next(torch.tensor([before], device=model.device)) if before else None
+            number,
+            start,
+            model.embedding_for_next(on_device(before, torch.int64, model.device).unsqueeze(0)) if before else None,
         )
-        ids_BT = torch.tensor([part], device=model.device)
+        ids_BT = on_device(part, torch.int64, model.device).unsqueeze(0)
         if request.scores_prompt:
             logits_TV = model(ids_BT, cache=view)[0]
             self._score(text, logits_TV, start)
@@ -321,7 +358,9 @@ class BatchGenerator:
         """Generate the next token of each text."""
         self._compact()
         active = [
-            (number, row) for number, row in enumerate(self._rows) if row.text is not None and not row.text.is_reading
+            (number, row)
+            for number, row in enumerate(self._rows)
+            if row.text is not None and not row.text.is_reading and row.text.kept_logits_V is None
         ]
         if not active:
             return
@@ -347,15 +386,21 @@ class BatchGenerator:
             row.ids.append(row.text.last_id)
         numbers = [number for number, _ in active]
         if numbers != list(range(num_rows)):
-            logits_BV = logits_BV[torch.tensor(numbers, device=logits_BV.device)]
+            logits_BV = logits_BV[on_device(numbers, torch.int64, logits_BV.device)]
         self._deliver([row for _, row in active], logits_BV)
 
     def _deliver(self, rows: Sequence[_Row], logits_BV: Tensor) -> None:
-        """Pick the next token of each row and pass it to the row's listener."""
-        ready = [number for number, row in enumerate(rows) if self._is_ready(row)]
+        """Pick the next token of each row and pass it to the row's listener. Texts whose constraint is late pause."""
+        until = time.monotonic() + _MASK_WAIT_S
+        ready = []
+        for number, row in enumerate(rows):
+            if self._is_ready(row, until):
+                ready.append(number)
+            elif row.text is not None:  # a copy, because the next step overwrites the logits
+                row.text.kept_logits_V = logits_BV[number].clone()
         if len(ready) < len(rows):
             rows = [rows[number] for number in ready]
-            logits_BV = logits_BV[torch.tensor(ready, device=logits_BV.device, dtype=torch.int64)]
+            logits_BV = logits_BV[on_device(ready, torch.int64, logits_BV.device)]
         if not rows:
             return
         texts = [row.text for row in rows if row.text is not None]
@@ -369,16 +414,43 @@ class BatchGenerator:
                 self._finish(row, is_stopped=True)
             elif text.num_made == text.request.num_tokens:
                 self._finish(row, is_stopped=False)
+            else:
+                text.picker.begin_mask(self._mask_threads)
 
-    def _is_ready(self, row: _Row) -> bool:
-        """Compute which tokens may come next in this text. If that fails, only this text ends, not the others."""
+    def _is_ready(self, row: _Row, until: float) -> bool:
+        """Whether it is known which tokens may come next in this text. If that fails, only this text ends."""
         assert row.text is not None, "only a row with a text is delivered"
         try:
-            row.text.picker.prepare()
+            return row.text.picker.is_prepared(max(0.0, until - time.monotonic()))
         except Exception as error:
             text, row.text = row.text, None
             text.listener.failed(error)
-        return row.text is not None
+            return False
+
+    def _resume(self) -> None:
+        """Pick the next token of texts that paused and whose constraint is there now."""
+        paused = [row for row in self._rows if row.text is not None and row.text.kept_logits_V is not None]
+        if not paused:
+            return
+        if self.num_active == len(paused) and not self._waiting:  # nothing else to do
+            coming = [row.text.picker.coming for row in paused if row.text is not None]
+            wait([each for each in coming if each is not None], timeout=_MASK_WAIT_S, return_when=FIRST_COMPLETED)
+        now = time.monotonic()
+        ready = [row for row in paused if self._is_ready(row, now)]
+        logits = []
+        for row in ready:
+            assert row.text is not None
+            assert row.text.kept_logits_V is not None
+            logits.append(row.text.kept_logits_V)
+            row.text.kept_logits_V = None
+        if ready:
+            self._deliver(ready, torch.stack(logits))
+
+    def _mask_threads(self) -> ThreadPoolExecutor:
+        """Return the threads that compute masks. They must not take the processor from the one that generates."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_MASK_THREADS, "homing-masks", initializer=_yield_to_others)
+        return self._threads
 
     def _finish(self, row: _Row, *, is_stopped: bool, stop: Picked | None = None) -> None:
         text, row.text = row.text, None
@@ -405,6 +477,13 @@ class BatchGenerator:
 
     def _not_captured(self, problem: str) -> None:
         self._notify(f"warning: CUDA graphs failed; generation continues without them and is slower. {problem}")
+
+
+def _yield_to_others() -> None:
+    """Lower the priority of this thread. Linux has priorities of threads; elsewhere this would change the process."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _MASK_NICENESS)
 
 
 def _as_they_are(logits_BV: Tensor) -> Tensor:

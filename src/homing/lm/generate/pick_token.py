@@ -16,8 +16,8 @@ Shapes: B texts, V vocabulary, C candidates, N seen tokens.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,9 +35,13 @@ __all__ = [
     "TokenPicker",
     "draw_candidates",
     "logprobs_of",
+    "on_device",
     "pick_tokens",
     "refuse_bad_settings",
 ]
+
+# How often a text uses a token is counted in a tensor on the device. Sending all counts with each token would make the
+# host wait for the GPU several times per text and step.
 
 BITS = 31  # size of a draw; the product of two 31-bit integers fits in 64 bits
 
@@ -80,29 +84,59 @@ class TokenPicker:
         """`num_logprobs`: number of alternatives to report with each token; None: no log-probabilities at all."""
         self.settings, self.num_logprobs, self._constraint = settings, num_logprobs, constraint
         self._random = np.random.Philox(key=settings.seed % 2**64)
-        self._counts: Counter[int] = Counter()
+        self._uncounted: list[int] = []  # tokens that are not in `_counts_V` yet
+        self._counts_V: Tensor | None = None
         has_penalty = settings.presence_penalty != 0 or settings.frequency_penalty != 0
         self._repeated = set(prompt_ids) if settings.repetition_penalty != 1 else set()
         self._is_counting = has_penalty or settings.repetition_penalty != 1
         self._mask_V: Tensor | None = None  # which tokens may come next; computed once per token
+        self._coming: Future[Tensor] | None = None  # the mask, while a thread computes it
         self._bias: tuple[Tensor, Tensor] | None = None
         self._repeated_V: Tensor | None = None
         self.alters_logits = self._is_counting or bool(settings.logit_bias) or constraint is not None
+
+    def _counts_on(self, logits_V: Tensor) -> Tensor:
+        """Return how often each token (V,) is in the text, on the device of the logits."""
+        if self._counts_V is None:
+            self._counts_V = torch.zeros_like(logits_V)
+        for i in self._uncounted:
+            self._counts_V[i] += 1  # an index that is known to the host starts a kernel and waits for nothing
+        self._uncounted.clear()
+        return self._counts_V
 
     def draw(self) -> int:
         return int(self._random.random_raw() >> (64 - BITS))
 
     def saw(self, token_id: int) -> None:
         if self._is_counting:
-            self._counts[token_id] += 1
+            self._uncounted.append(token_id)
         if self._constraint is not None:
             self._constraint.saw(token_id)
-            self._mask_V = None
+            self._mask_V = self._coming = None
+
+    def begin_mask(self, pool: Callable[[], Executor]) -> None:
+        """Let a thread compute which tokens may come next, if there is a constraint."""
+        if self._constraint is not None and self._mask_V is None and self._coming is None:
+            self._coming = pool().submit(self._constraint.mask)
+
+    @property
+    def coming(self) -> Future[Tensor] | None:
+        return self._coming
+
+    def is_prepared(self, timeout_s: float = 0.0) -> bool:
+        """Whether the next token can be picked, at the latest after the timeout. Raises what the constraint raises."""
+        if self._constraint is None or self._mask_V is not None:
+            return True
+        if self._coming is None:
+            self.prepare()
+        elif wait([self._coming], timeout=timeout_s).done:
+            self._mask_V, self._coming = self._coming.result(), None
+        return self._mask_V is not None
 
     def prepare(self) -> None:
         """Compute which tokens may come next, if there is a constraint. Raises what the constraint raises."""
         if self._constraint is not None and self._mask_V is None:
-            self._mask_V = self._constraint.mask()
+            self._mask_V = self._constraint.mask() if self._coming is None else self._coming.result()
 
     def altered(self, logits_V: Tensor) -> Tensor:
         """Return the logits with bias and penalties, and without the tokens that are not allowed."""
@@ -110,26 +144,36 @@ class TokenPicker:
         logits_V = logits_V.clone()
         if settings.logit_bias:
             if self._bias is None:
-                ids_N = torch.tensor(list(settings.logit_bias), device=device)
-                self._bias = ids_N, torch.tensor(list(settings.logit_bias.values()), device=device)
+                biases = on_device(list(settings.logit_bias.values()), torch.float32, device)
+                self._bias = on_device(list(settings.logit_bias), torch.int64, device), biases
             logits_V[self._bias[0]] += self._bias[1]
-        if settings.repetition_penalty != 1 and (self._repeated or self._counts):
+        counts_V = self._counts_on(logits_V) if self._is_counting else None
+        if settings.repetition_penalty != 1 and counts_V is not None:
             if self._repeated_V is None:
                 self._repeated_V = torch.zeros(len(logits_V), dtype=torch.bool, device=device)
-                self._repeated_V[torch.tensor(sorted(self._repeated), device=device, dtype=torch.int64)] = True
-            if self._counts:
-                self._repeated_V[torch.tensor(list(self._counts), device=device)] = True
+                self._repeated_V[on_device(sorted(self._repeated), torch.int64, device)] = True
             penalty = settings.repetition_penalty
             penalized_V = torch.where(logits_V < 0, logits_V * penalty, logits_V / penalty)
-            logits_V = torch.where(self._repeated_V, penalized_V, logits_V)
-        if self._counts and (settings.presence_penalty or settings.frequency_penalty):
-            ids_N = torch.tensor(list(self._counts), device=device)
-            counts_N = torch.tensor(list(self._counts.values()), device=device, dtype=logits_V.dtype)
-            logits_V[ids_N] -= settings.presence_penalty + settings.frequency_penalty * counts_N
+            logits_V = torch.where(self._repeated_V | (counts_V > 0), penalized_V, logits_V)
+        if counts_V is not None and (settings.presence_penalty or settings.frequency_penalty):
+            logits_V -= settings.presence_penalty * (counts_V > 0) + settings.frequency_penalty * counts_V
         self.prepare()
         if self._mask_V is not None:
-            logits_V.masked_fill_(~self._mask_V.to(device), -math.inf)
+            logits_V.masked_fill_(~to_device(self._mask_V, device), -math.inf)
         return logits_V
+
+
+def on_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the values as a tensor on the device, without waiting for the device."""
+    return to_device(torch.tensor(values, dtype=dtype), device)
+
+
+def to_device(host: Tensor, device: torch.device) -> Tensor:
+    """Copy a host tensor to the device. From pinned memory, a GPU copies it after its current work, and nobody waits.
+
+    torch keeps the pinned memory until the copy is done, also if the tensor is deleted before.
+    """
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 @torch.no_grad()
@@ -141,7 +185,7 @@ def pick_tokens(logits_BV: Tensor, pickers: Sequence[TokenPicker]) -> list[Picke
         logits_BV = torch.stack([picker.altered(row) if picker.alters_logits else row for row, picker in pairs])
     ids_B = logits_BV.argmax(dim=-1)
     for rows, is_sorted in _groups(pickers, logits_BV.shape[1]):
-        index = torch.tensor(rows, device=logits_BV.device)
+        index = on_device(rows, torch.int64, logits_BV.device)
         chosen = [pickers[row] for row in rows]
         every = len(rows) == len(pickers)
         ids_B[index] = _sample(logits_BV if every else logits_BV[index], chosen, is_sorted=is_sorted)
@@ -171,10 +215,10 @@ def _sample(logits_BV: Tensor, pickers: Sequence[TokenPicker], *, is_sorted: boo
     device, vocab_size = logits_BV.device, logits_BV.shape[1]
 
     def per_row(values: list[float]) -> Tensor:
-        return torch.tensor(values, device=device, dtype=torch.float32).unsqueeze(1)
+        return on_device(values, torch.float32, device).unsqueeze(1)
 
     settings = [picker.settings for picker in pickers]
-    draws_B1 = torch.tensor([picker.draw() for picker in pickers], device=device).unsqueeze(1)
+    draws_B1 = on_device([picker.draw() for picker in pickers], torch.int64, device).unsqueeze(1)
     temperature_B1 = per_row([each.temperature for each in settings])
     if not is_sorted:
         return draw_candidates(torch.softmax(logits_BV / temperature_B1, dim=-1), draws_B1).squeeze(1)
@@ -183,14 +227,17 @@ def _sample(logits_BV: Tensor, pickers: Sequence[TokenPicker], *, is_sorted: boo
     values_BC, ids_BC = logits_BV.topk(max(limits), dim=-1)
     ranks_C = torch.arange(values_BC.shape[1], device=device)
     scaled_BC = values_BC / temperature_B1
-    scaled_BC = scaled_BC.masked_fill(ranks_C >= torch.tensor(limits, device=device).unsqueeze(1), -math.inf)
+    scaled_BC = scaled_BC.masked_fill(ranks_C >= on_device(limits, torch.int64, device).unsqueeze(1), -math.inf)
     probs_BC = torch.softmax(scaled_BC, dim=-1)
     if any(each.top_p < 1 for each in settings):
-        before_BC = probs_BC.cumsum(dim=-1) - probs_BC  # probability of all likelier tokens; 0 for the likeliest one
-        before_BC[:, 0] = 0.0
-        # A top-p of 1 keeps everything, also where rounding makes the sum exceed 1.
-        most_B1 = per_row([each.top_p if each.top_p < 1 else math.inf for each in settings])
-        probs_BC = probs_BC.masked_fill(before_BC >= most_B1, 0.0)
+        shares_BC = (probs_BC * 2.0**BITS).to(torch.int64)
+        sums_BC = shares_BC.cumsum(dim=-1)
+        before_BC = sums_BC - shares_BC  # probability of all likelier tokens; 0 for the likeliest one
+        # A top-p of 1 keeps everything. Others keep the tokens whose likelier ones have less than top-p together.
+        most = [math.ceil(each.top_p * 2**BITS) if each.top_p < 1 else 2**BITS + 1 for each in settings]
+        most_B1 = (on_device(most, torch.int64, device).unsqueeze(1) * sums_BC[:, -1:]) >> BITS
+        is_out_BC = before_BC >= most_B1.clamp(min=1)
+        probs_BC = probs_BC.masked_fill(is_out_BC, 0.0)
     if any(each.min_p > 0 for each in settings):
         least_B1 = per_row([each.min_p for each in settings]) * probs_BC[:, :1]
         probs_BC = probs_BC.masked_fill(probs_BC < least_B1, 0.0)
@@ -210,7 +257,9 @@ def _with_logprobs(ids: list[int], logits_BV: Tensor, pickers: Sequence[TokenPic
     rows = [row for row, picker in enumerate(pickers) if picker.num_logprobs is not None]
     if rows:
         counts = [pickers[row].num_logprobs or 0 for row in rows]
-        scored = logprobs_of(logits_BV[torch.tensor(rows, device=logits_BV.device)], [ids[row] for row in rows], counts)
+        scored = logprobs_of(
+            logits_BV[on_device(rows, torch.int64, logits_BV.device)], [ids[row] for row in rows], counts
+        )
         for row, found in zip(rows, scored, strict=True):
             picked[row] = found
     return picked
@@ -219,7 +268,7 @@ def _with_logprobs(ids: list[int], logits_BV: Tensor, pickers: Sequence[TokenPic
 def logprobs_of(logits_NV: Tensor, ids: Sequence[int], counts: Sequence[int]) -> list[Picked]:
     """Return the log-probability of each id, and of as many of the likeliest tokens as its count says."""
     logs_NV = torch.log_softmax(logits_NV.float(), dim=-1)
-    own = logs_NV.gather(1, torch.tensor(ids, device=logs_NV.device).unsqueeze(1)).squeeze(1).tolist()
+    own = logs_NV.gather(1, on_device(ids, torch.int64, logs_NV.device).unsqueeze(1)).squeeze(1).tolist()
     best = logs_NV.topk(min(max(counts), logs_NV.shape[1]), dim=-1) if max(counts) else None
     found = []
     for row, (i, count) in enumerate(zip(ids, counts, strict=True)):
