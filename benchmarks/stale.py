@@ -71,6 +71,8 @@ AREAS: dict[str, tuple[str, ...]] = {
     "results/quickstart": ("src/homing", "benchmarks/quickstart.py"),
     "results/resume": (*_TRAIN, "benchmarks/resume.py"),
     "results/rl": ("src/homing/lm/rl", "src/homing/lm/generate", "src/homing/lm/model", "benchmarks/gpu/rl.py"),
+    "results/serve_batch": ("src/homing/lm/generate", "src/homing/lm/model", "src/homing/lm/cuda_graphs.py",
+                            "src/homing/lm/decoding_step.py", "benchmarks/gpu/serve_batch.py"),
     "results/save_stall": ("src/homing/lm/train/checkpoints/manager.py",
                            "src/homing/lm/train/checkpoints/checkpoint_files.py",
                            "benchmarks/save_stall.py"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from homing.lm.cuda_graphs import MOST_GRAPHS
 from homing.lm.decoding_step import REACH
 from homing.lm.generate import batching, generate
 from homing.lm.generate.batching import BatchGenerator, TextRequest
-from homing.lm.generate.pick_token import Picked
+from homing.lm.generate.pick_token import Picked, TokenPicker, pick_tokens
 from homing.lm.model import Decoder
 from homing.lm.model.attention import RowCache
 from homing.sampling_settings import SamplingSettings
@@ -350,3 +351,105 @@ def test_a_paused_text_that_nobody_wants_leaves_its_row() -> None:
     assert batch.is_idle
     slow.may_go_on.release()
     batch.close()
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------------------
+
+on_a_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+SETTINGS = [
+    GREEDY,
+    SamplingSettings(seed=4),
+    SamplingSettings(top_p=0.8, top_k=0, seed=5),
+    SamplingSettings(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2, seed=6),
+    SamplingSettings(min_p=0.05, logit_bias={7: 2.0, 9: -50.0}, seed=7),
+]
+
+
+class Even:
+    """Allows every other token."""
+
+    def mask(self) -> torch.Tensor:
+        return torch.arange(100) % 2 == 0
+
+    def saw(self, token_id: int) -> None:
+        assert token_id % 2 == 0
+
+
+def batched(model: Decoder, *, constraint: bool = False) -> tuple[list[list[int]], int]:
+    """Return texts with all kinds of settings, and the number of graphs at the end."""
+    batch, listeners = BatchGenerator(model, max_rows=16, notify=pytest.fail), [Recorder() for _ in range(15)]
+    for number, listener in enumerate(listeners):
+        settings, allowed = SETTINGS[number % 5], Even() if constraint and number % 3 == 0 else None
+        batch.add(TextRequest(prompt_of(20 + number, number), 20 + 8 * number, settings, constraint=allowed), listener)
+    run(batch)
+    num_graphs = len(batch._graphs)
+    batch.close()
+    assert [listener.error for listener in listeners] == [None] * 15
+    return [listener.ids for listener in listeners], num_graphs
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=on_a_gpu) for name in MODELS])
+def test_on_a_gpu_texts_of_captured_steps_are_those_of_plain_ones(
+    name: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = built(**MODELS[name]).to("cuda").set_precision(precision)
+    found, num_graphs = batched(model, constraint=True)
+    assert num_graphs
+    monkeypatch.setattr(batching, "WORTH", 10**9)
+    wanted, num_graphs = batched(model, constraint=True)
+    assert not num_graphs
+    assert found == wanted
+
+
+@pytest.mark.parametrize("place", [pytest.param(0, marks=on_a_gpu)])
+def test_on_a_gpu_logits_give_the_tokens_that_they_give_on_a_cpu(place: int) -> None:
+    """The sums over probabilities are integers, so their order does not matter."""
+    logits_BV = torch.randn(5, 5000, generator=torch.Generator().manual_seed(3)) * 3
+    found = []
+    for device in ("cpu", f"cuda:{place}"):
+        pickers = [TokenPicker(settings, [1, 2, 3]) for settings in SETTINGS]
+        picked = [pick_tokens(logits_BV.to(device).roll(step, 1), pickers) for step in range(50)]
+        found.append([[each.id for each in step] for step in picked])
+    same = sum(one == other for one, other in zip(*found, strict=True))
+    assert same >= 49, "softmax itself may round differently, which matters once in thousands of draws"
+
+
+@pytest.mark.parametrize("place", [pytest.param(0, marks=on_a_gpu)])
+def test_on_a_gpu_a_step_waits_for_the_gpu_only_to_read_its_tokens(place: int) -> None:
+    model = built().to(f"cuda:{place}")
+    batch, listener = BatchGenerator(model, notify=pytest.fail), Recorder()
+    for number, settings in enumerate(SETTINGS):
+        batch.add(TextRequest(prompt_of(20, number), 60, settings), listener)
+    for _ in range(20):  # capture, and allocate what is kept
+        batch.step()
+    with warnings.catch_warnings(record=True) as waited:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            batch.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    batch.close()
+    assert len(waited) <= 1, [str(each.message) for each in waited]
+
+
+@pytest.mark.parametrize("place", [pytest.param(0, marks=on_a_gpu)])
+def test_on_a_gpu_memory_is_given_back_and_graphs_are_bounded(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built().to(f"cuda:{place}").set_precision("bf16")
+    batched(model)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    monkeypatch.setattr(batching, "MOST_GRAPHS", 4)
+    _, num_graphs = batched(model)
+    assert num_graphs <= 4
+    assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.parametrize("place", [pytest.param(0, marks=on_a_gpu)])
+def test_on_a_gpu_another_thread_generates_the_same_texts(place: int) -> None:
+    model, found = built().to(f"cuda:{place}").set_precision("bf16"), list[Any]()
+    thread = threading.Thread(target=lambda: found.append(batched(model)[0]))
+    thread.start()
+    thread.join()
+    assert found == [batched(model)[0]]

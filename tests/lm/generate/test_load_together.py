@@ -138,3 +138,15 @@ def test_another_context_is_another_model(folders: dict[str, Path], tmp_path: Pa
     (first, _), (second, _) = load([*sources(folders, "first"), Source("longer", longer)], "cpu")
     assert second.shape == dataclasses.replace(first.shape, context=2 * first.shape.context)
     assert not set(storages(first).values()) & set(storages(second).values())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_a_second_adapter_needs_only_its_own_memory(folders: dict[str, Path]) -> None:
+    one = load(sources(folders, "first", "later"), "cuda")
+    before = torch.cuda.memory_allocated()
+    more = load(sources(folders, "first", "later", "quantized", "dora"), "cuda")
+    base = num_bytes(load_for_use(folders["base"], "cpu", precision="bf16")[0])
+    adapters = sum((folders[name] / file_names.ADAPTER).stat().st_size for name in folders if name != "base")
+    assert torch.cuda.memory_allocated() - before <= base + adapters + (1 << 20)
+    assert text(one[1][0]) == text(more[1][0])
