@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import socket
 from typing import Any
@@ -50,6 +51,8 @@ PATHS = {
     "/api/runs/live": True,
     f"/api/runs/{HERE}": True,
     f"/api/runs/{HERE}/live": True,
+    "/api/compare": False,
+    "/shared.js": True,
     "/api/runs/unknown": False,
     "/api/runs/..": False,
     "/api/runs/../../etc/passwd": False,
@@ -207,6 +210,199 @@ def test_a_mistake_of_ours_is_answered_with_the_same_headers(app: Any) -> None:
     names = {name for name, _ in sent[0]["headers"]}
     assert (sent[0]["status"], b"content-security-policy" in names) == (500, True)
     assert b"inside" not in sent[1]["body"]
+
+
+# --- what a library would not send: over a real socket, byte by byte ---
+
+HELD = "%TOKEN%"  # replaced by a valid header, so that only the trick itself can refuse the request
+FOREIGN = (
+    "evil.example",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "127.0.0.1@evil.example",
+    "evil.example:8100",
+    "[::1].evil.example",
+    "127.0.0.1:80:80",
+    "localhost:x",
+    "localhost.",
+    " localhost evil",
+    "127.1",
+    "0x7f.1",
+    "2130706433",
+    "[::ffff:127.0.0.1]",
+    "0.0.0.0",
+    "localhost%00",
+    "localhost,evil.example",
+    "local\thost",
+)
+ORIGIN = (
+    "null",
+    "http://evil.example",
+    "https://localhost",
+    "http://localhost:1",
+    "http://localhost.evil.example",
+    "file://",
+    "http://localhost@evil.example",
+    "chrome-extension://abc",
+    "http://localhost, http://evil.example",
+    "HTTP://EVIL",
+)
+WRONG_TOKENS = (
+    "Bearer",
+    "Bearer ",
+    f"Basic {TOKEN}",
+    TOKEN,
+    f"Bearer {TOKEN}x",
+    f"Bearer x{TOKEN}",
+    f"Bearer {TOKEN[:-1]}",
+    f"Bearer {TOKEN.upper()}",
+    f"Bearer\t{TOKEN}",
+    f"Bearer {TOKEN} {TOKEN}",
+    f"Token {TOKEN}",
+    f"Bearer {TOKEN}%00",
+    "Bearer undefined",
+    "Bearer null",
+    "Bearer *",
+    "Bearer ' OR 1=1",
+    f"Bearer: {TOKEN}",
+    f"Digest {TOKEN}",
+)
+VERBS = (
+    "HEAD",
+    "POST",
+    "PUT",
+    "PATCH",
+    "DELETE",
+    "OPTIONS",
+    "TRACE",
+    "CONNECT",
+    "PROPFIND",
+    "MOVE",
+    "get",
+    "GETT",
+    "PURGE",
+    "M-SEARCH",
+)
+SECRETS = ("etc/passwd", "ledger.sqlite", f"runs/{HERE}/run.json", "proc/self/environ", ".ssh/id_rsa")
+UP = (
+    "../",
+    "..%2f",
+    "%2e%2e/",
+    "%2e%2e%2f",
+    "..%252f",
+    "..\\",
+    "..%5c",
+    "....//",
+    "%c0%ae%c0%ae/",
+    ".%00./",
+    "..;/",
+    "/./../",
+)
+UNDER = ("/", "/api/runs/", f"/api/runs/{HERE}/", "/page.js/")
+
+
+def raw(line: str, *headers: str, body: bytes = b"") -> bytes:
+    return "\r\n".join([line, *headers, "", ""]).encode("latin-1") + body
+
+
+def hostile() -> dict[str, bytes]:
+    """More than 300 requests, none of which may be answered with what only the owner may read."""
+    ok = ("Host: localhost", HELD)
+    found: dict[str, bytes] = {}
+    for path in ("/api/runs", "/api/runs/live", f"/api/runs/{HERE}", f"/api/compare/live?run={HERE}"):
+        get = f"GET {path} HTTP/1.1"
+        found |= {f"{path} host {each!r}": raw(get, f"Host: {each}", HELD) for each in FOREIGN}
+        found |= {f"{path} origin {each!r}": raw(get, *ok, f"Origin: {each}") for each in ORIGIN}
+        found |= {
+            f"{path} site {each}": raw(get, *ok, f"Sec-Fetch-Site: {each}") for each in ("cross-site", "same-site", "x")
+        }
+        found |= {
+            f"{path} token {each!r}": raw(get, "Host: localhost", f"Authorization: {each}") for each in WRONG_TOKENS
+        }
+        found |= {f"{path} {verb}": raw(f"{verb} {path} HTTP/1.1", *ok, "Content-Length: 0") for verb in VERBS}
+        found |= {
+            f"{path} no host": raw(get, HELD),
+            f"{path} no token": raw(get, "Host: localhost"),
+            f"{path} two hosts": raw(get, "Host: localhost", *ok),
+            f"{path} two tokens": raw(get, *ok, HELD),
+            f"{path} token in the query": raw(f"GET {path}?token={TOKEN} HTTP/1.1", "Host: localhost"),
+            f"{path} token in a cookie": raw(
+                get, "Host: localhost", f"Cookie: token={TOKEN}; authorization=Bearer {TOKEN}"
+            ),
+            f"{path} token of a proxy": raw(get, "Host: localhost", f"Proxy-Authorization: Bearer {TOKEN}"),
+            f"{path} forwarded host": raw(
+                get, "Host: evil.example", HELD, "X-Forwarded-Host: localhost", "Forwarded: host=localhost"
+            ),
+            f"{path} other method": raw(
+                f"POST {path} HTTP/1.1", *ok, "X-HTTP-Method-Override: GET", "Content-Length: 0"
+            ),
+            f"{path} websocket": raw(
+                get,
+                "Host: localhost",
+                "Connection: Upgrade",
+                "Upgrade: websocket",
+                "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
+                "Sec-WebSocket-Version: 13",
+            ),
+            f"{path} websocket with token": raw(
+                get, *ok, "Connection: Upgrade", "Upgrade: websocket", "Origin: http://evil.example"
+            ),
+            f"{path} http2": raw(
+                get, "Host: localhost", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAAA"
+            ),
+            f"{path} absolute": raw(f"GET http://evil.example{path} HTTP/1.1", "Host: evil.example", HELD),
+            f"{path} huge header": raw(get, "Host: localhost", "X: " + "a" * 200_000),
+            f"{path} many headers": raw(get, "Host: localhost", *(f"X{n}: {n}" for n in range(5000))),
+            f"{path} huge path": raw(f"GET {path}{'/a' * 60_000} HTTP/1.1", *ok),
+            f"{path} folded header": raw(get, "Host: localhost", "X: y", f" Authorization: Bearer {TOKEN}"),
+            f"{path} space before the colon": raw(get, "Host: localhost", f"Authorization : Bearer {TOKEN}"),
+            f"{path} bare line feed": raw(get, f"Host: evil.example\nHost: localhost\nAuthorization: Bearer {TOKEN}"),
+            f"{path} http 0.9": f"GET {path}\r\n".encode(),
+            f"{path} http 3.0": raw(f"GET {path} HTTP/3.0", "Host: localhost"),
+            # A second request is hidden in the body of the first, without a token of its own.
+            f"{path} cl.te": raw(
+                "POST / HTTP/1.1",
+                "Host: localhost",
+                "Content-Length: 4",
+                "Transfer-Encoding: chunked",
+                body=b"0\r\n\r\n" + raw(get, "Host: localhost"),
+            ),
+            f"{path} two lengths": raw(
+                "POST / HTTP/1.1",
+                "Host: localhost",
+                "Content-Length: 0",
+                "Content-Length: 60",
+                body=raw(get, "Host: localhost"),
+            ),
+            f"{path} odd encoding": raw(
+                "POST / HTTP/1.1", "Host: localhost", "Transfer-Encoding: xchunked", body=raw(get, "Host: localhost")
+            ),
+            f"{path} pipelined": raw("GET /health HTTP/1.1", *ok) + raw(get, "Host: localhost"),
+        }
+    for base, up, wanted in itertools.product(UNDER, UP, SECRETS):
+        found[f"{base}{up}{wanted}"] = raw(f"GET {base}{up * 4}{wanted} HTTP/1.1", *ok)
+    return found
+
+
+def test_of_300_hostile_requests_none_is_answered_with_data() -> None:
+    source = Messages()
+    source.all.put("money", SECRET)
+    source.one.put("head", SECRET)
+    requests = hostile()
+    assert len(requests) >= 300
+    given = f"Authorization: Bearer {TOKEN}".encode()
+    served_data = []
+    with served(source, source.end) as client:
+        where = (client.base_url.host, client.base_url.port)
+        for name, text in requests.items():
+            with socket.create_connection(where, timeout=30) as line, contextlib.suppress(ConnectionError):
+                line.sendall(text.replace(HELD.encode(), given))
+                line.shutdown(socket.SHUT_WR)
+                answer = b"".join(iter(lambda line=line: line.recv(1 << 16), b""))  # type: ignore[misc]
+                if SECRET.encode() in answer or b"root:" in answer or b"switching protocols" in answer.lower():
+                    served_data.append(name)
+        assert SECRET in client.get("/api/runs").text, "the server still answers its owner"
+    assert served_data == []
 
 
 RAW = [

@@ -25,11 +25,13 @@ from tests.web.dashboard_rig import (
     train_here,
     until,
 )
+from tests.web.dashboard_runs import DIVERGED, DONE, LIVE, RL, fill_home
 
 from homing.api.pages import dashboard_overview as dashboard_board
 from homing.api.pages import dashboard_run
 from homing.api.pages.dashboard_overview import Board
-from homing.api.pages.dashboard_run import Following, Remembering, commands_in, plan_of
+from homing.api.pages.dashboard_run import Following, commands_in, plan_of, sample_of
+from homing.api.pages.dashboard_store import Remembering
 from homing.api.pages.mask_secrets import Mask, MaskLines
 from homing.cloud.contact.heartbeats import Tail
 from homing.cloud.home import Home
@@ -38,8 +40,8 @@ from homing.cloud.reconcile.run_status import Status
 from homing.cloud.watch.progress import Planned
 from homing.store import FileStore, NotInStore
 from homing.web.dashboard.dashboard_app import NoSuchRun
-from homing.wire import file_names
-from homing.wire.event_lines import Metric
+from homing.wire import codec, file_names
+from homing.wire.event_lines import Event, Metric, Outcome
 from homing.world import World
 
 
@@ -90,15 +92,92 @@ def test_all_runs_are_shown_with_the_figures_of_homing_runs(
     rows = {row["run"]: row for row in messages["runs"]}
     assert [row["run"] for row in messages["runs"]][2] == FAILED, "what lives comes first"
     assert rows[HERE]["state"] == "training"
-    assert rows[HERE]["step"] == "6/20"
+    assert (rows[HERE]["step"], rows[HERE]["num_steps"]) == (6, 20)
     assert rows[RENTED]["billing"] == "yes"
-    assert rows[RENTED]["limit"] == "$12.00"
+    assert rows[RENTED]["spend_limit_usd"] == 12.0
     assert rows[RENTED]["line"].startswith("step 6/20 | loss 3.500 | 6.4k tok/s | $0.4")
-    assert 0 < rows[RENTED]["share"] < 0.1
+    assert 0.3 < rows[RENTED]["spend_usd"] < 0.6
     assert rows[FAILED]["reason"] == "Out of memory at step 12."
-    assert rows[FAILED]["spent"].startswith("$0.70")
+    assert (rows[FAILED]["spend_usd"], rows[FAILED]["loss"], rows[FAILED]["tokens_per_s"]) == (0.7, 3.5, 6400.0)
     assert messages["money"]["words"] == ["1 instance may still be billing, $2.50/h. End all: homing destroy --all"]
     assert messages["money"]["is_billing"]
+
+
+def test_finished_runs_keep_their_figures_and_unknown_ones_are_null(
+    board: Board, home: Home, looks: list[threading.Thread]
+) -> None:
+    fill_home(home.path, home.world.now())
+    board._tick()
+    for thread in looks:
+        thread.join()
+    board._tick()
+    rows = {row["run"]: row for row in sections(board)["runs"]}
+    assert len({tuple(row) for row in rows.values()}) == 1, "every row has the same keys"
+    done, rl, local = rows[DONE], rows[RL], next(row for row in rows.values() if row["name"] == "shakespeare")
+    assert (done["phase"], done["step"], done["num_steps"], done["phases"]) == ("sft", 300, 300, ["pretrain", "sft"])
+    assert 1.5 < done["loss"] < done["val_loss"] < 2.5
+    assert done["val_bits_per_byte"] == pytest.approx(done["val_loss"] / 3.05)
+    assert (done["num_params"], done["family"], done["preset"], done["project"]) == (
+        75_000_000, "stock", "goethe-75m", "goethe",
+    )  # fmt: skip
+    assert (done["provider"], done["offer"], done["is_billing"], done["rate_usd_per_hour"]) == (
+        "aws",
+        "g6.xlarge",
+        False,
+        None,
+    )
+    assert done["duration_s"] == pytest.approx(done["ended_at"] - done["created_at"], abs=1)
+    assert (rl["loss"], rl["val_loss"]) == (None, None), "the loss of rl has no meaning"
+    assert 0.6 < rl["reward"] < 1
+    assert rows[LIVE]["gpu_share"] == 0.98
+    assert (local["spend_usd"], local["provider"], local["state"]) == (None, None, "done")
+    assert rows[DIVERGED]["reason"].startswith("Training stopped at step 402")
+    numbers = [
+        value for row in rows.values() for key, value in row.items() if key.endswith(("_usd", "_s", "loss", "step"))
+    ]
+    assert all(value is None or isinstance(value, int | float) for value in numbers)
+
+
+def test_a_failed_run_says_why_and_shows_its_last_lines(board: Board, home: Home) -> None:
+    fill_home(home.path, home.world.now())
+    failure = run_in(board, DIVERGED)["failure"]
+    assert (failure["exit_code"], failure["phase"], failure["step"]) == (1, "pretrain", 402)
+    assert failure["log_tail"][-1].startswith("error: Training stopped at step 402")
+    assert run_in(board, DONE)["failure"] is None
+
+
+def test_a_page_shows_the_events_and_samples_of_the_whole_run(board: Board, home: Home) -> None:
+    folder = train_here(home.path)
+    add(
+        folder, file_names.EVENTS, *(Event(1000.0 + n, "trainer", "checkpoint_saved", f"Saved {n}.") for n in range(60))
+    )
+    for number in range(100):
+        (folder / file_names.SAMPLES / f"pretrain-{number:08d}.txt").write_text(f"[a] {number}\n\n")
+    messages = run_in(board, HERE)
+    assert len(messages["events"]) == 61
+    steps = sorted(sample["step"] for sample in messages["samples"])
+    assert (len(steps), steps[0], steps[-5:]) == (37, 0, [95, 96, 97, 98, 99])
+
+
+def test_samples_are_split_at_the_prompts_of_the_run() -> None:
+    text = "[Who?] I [say]\n\n[Who?] again\n\n[Why <b>?] Because.\n\n"
+    assert sample_of("sft-00000120.txt", text, ["Why <b>?", "Who?"]) == {
+        "name": "sft-00000120.txt", "phase": "sft", "step": 120,
+        "parts": [{"prompt": "Who?", "text": " I [say]\n\n[Who?] again"}, {"prompt": "Why <b>?", "text": " Because."}],
+    }  # fmt: skip
+    assert sample_of("odd.txt", "[x] y\n\n", [])["parts"] == [{"prompt": "x", "text": " y"}]
+    assert sample_of("odd.txt", "no prompt", [])["step"] is None
+
+
+def test_a_trainer_that_died_without_an_outcome_shows_the_end_of_its_log(board: Board, home: Home) -> None:
+    folder = train_here(home.path)
+    messages = run_in(board, HERE)
+    assert messages["head"]["state"] == "unfinished"
+    assert messages["failure"]["log_tail"] == ["trainer begins", "with *** in its log"]
+    (folder / file_names.OUTCOME).write_text(codec.dumps(Outcome("done", "All.", 0, "pretrain", 6, 1010.0)))
+    board._tick()
+    (row,) = sections(board)["runs"]
+    assert (row["state"], row["ended_at"]) == ("done", 1010.0)
 
 
 def test_an_empty_home_is_shown_as_empty(board: Board) -> None:
@@ -142,9 +221,9 @@ def test_a_store_that_does_not_answer_holds_back_its_own_line_alone(
     board._tick()
     next(thread for thread in looks if RENTED in thread.name).join()
     board._tick()
-    rows = {row["name"] if "name" in row else row["run"].split("-")[0]: row for row in sections(board)["runs"]}
+    rows = {row["name"]: row for row in sections(board)["runs"]}
     assert rows["moss"]["line"].startswith("step 6/20")
-    assert rows["slow"]["spent"].startswith("$0.4"), "dollars are the ledger's, and wait for no store"
+    assert 0.3 < rows["slow"]["spend_usd"] < 0.6, "dollars are the ledger's, and wait for no store"
     assert rows["slow"]["problem"] == ""
     monkeypatch.setattr(dashboard_board, "ASK_S", -1.0)
     board._tick()
@@ -156,7 +235,7 @@ def test_a_store_that_does_not_answer_holds_back_its_own_line_alone(
         thread.join()
     board._tick()
     rows = {row["run"].split("-")[0]: row for row in sections(board)["runs"]}
-    assert (rows["slow"]["problem"], rows["slow"]["step"]) == ("", "6/20")
+    assert (rows["slow"]["problem"], rows["slow"]["step"]) == ("", 6)
 
 
 def test_silent_stores_do_not_use_up_the_looks_at_the_others(
@@ -221,7 +300,7 @@ def test_a_run_over_its_limit_is_shown_and_not_ended(board: Board, home: Home) -
     rent(home, limit="0.01")
     board._tick()
     (row,) = sections(board)["runs"]
-    assert row["share"] == 1.0
+    assert row["spend_usd"] > row["spend_limit_usd"] == 0.01
     run_in(board, RENTED)
     (line,) = home.ledger.lines(RENTED)
     assert (line.destroyed_at, home.ledger.is_destroy_asked(MARK)) == (None, False)
@@ -232,10 +311,18 @@ def test_one_run_has_its_curves_samples_events_log_and_commands(board: Board, ho
     with at_work(train_here(home.path)):
         messages = run_in(board, HERE)
     assert [point[:2] for point in messages["points"]] == [["pretrain", n] for n in (1, 2, 3, 4, 5, 6, 6)]
-    assert messages["points"][1][3:7] == [3.0, None, 6400.0, 0.41]
-    assert messages["points"][-1][3:5] == [None, 1.25]
-    assert messages["samples"] == [{"name": "pretrain-00000005.txt", "text": "once <b>upon</b> a time"}]
-    assert "trainer: Phase pretrain begins." in messages["events"][0]["text"]
+    points = [dict(zip(messages["point_columns"], point, strict=True)) for point in messages["points"]]
+    assert [points[1][name] for name in ("loss", "val_loss", "tokens_per_s", "mfu", "num_tokens")] == [
+        3.0, None, 6400.0, 0.41, 128,
+    ]  # fmt: skip
+    assert (points[-1]["loss"], points[-1]["val_loss"], points[-1]["spend_usd"]) == (None, 1.25, None)
+    sample = {"prompt": "", "text": "once <b>upon</b> a time"}
+    assert messages["samples"] == [{"name": "pretrain-00000005.txt", "phase": "pretrain", "step": 5, "parts": [sample]}]
+    event = messages["events"][0]
+    assert "trainer: Phase pretrain begins." in event["text"]
+    assert (event["kind"], event["phase"], event["step"]) == ("phase_started", "pretrain", 0)
+    assert messages["config"]["model"]["width"] == 64
+    assert messages["failure"] is None
     assert messages["log trainer"] == ["trainer begins", "with *** in its log"]
     assert messages["head"]["line"].startswith("step 6/20 | loss 1.000 | 6.4k tok/s | mfu 41% | GPU memory")
     assert [each["command"] for each in messages["next"]][:3] == [
@@ -252,9 +339,11 @@ def test_a_rented_run_has_its_dollars_and_the_command_that_ends_billing(board: B
     dollars = [point[-1] for point in messages["points"]]
     assert dollars == pytest.approx([2.5 * n / 3600 for n in range(1, 7)], abs=1e-5)
     assert {"why": "End billing now", "command": f"homing destroy {RENTED}"} in messages["next"]
-    assert messages["head"]["limit_usd"] == 12.0
+    assert messages["head"]["spend_limit_usd"] == 12.0
     assert "| $0.4" in messages["head"]["line"]
-    assert messages["report"]["attempts"][0]["billing"] in ("yes", "maybe")
+    (attempt,) = messages["report"]["attempts"]
+    assert attempt["billing"] in ("yes", "maybe")
+    assert attempt["rate_usd_per_hour"] == 2.5
 
 
 def test_a_store_that_is_away_is_a_problem_and_no_empty_run(board: Board, home: Home) -> None:
@@ -322,7 +411,7 @@ def test_a_trainer_that_goes_back_takes_its_points_with_it(board: Board, home: H
     (folder / file_names.METRICS).write_text("".join(lines[:3]))
     add(folder, file_names.METRICS, step(4, 0.5))
     following._add_points(tail.documents(Metric), [])
-    assert [(point[0], point[1], point[3]) for point in board._feed.whole()["points"]] == [
+    assert [(point[0], point[1], point[4]) for point in board._feed.whole()["points"]] == [
         ("pretrain", 1, 6.0), ("pretrain", 2, 3.0), ("pretrain", 3, 2.0), ("pretrain", 4, 0.5),
     ]  # fmt: skip
 
@@ -531,4 +620,4 @@ def test_over_a_socket_the_page_of_a_run_grows_as_it_trains(board: Board, home: 
         assert len(next(parts)["items"]) == 7
         add(folder, file_names.METRICS, step(7, 0.25))
         part = next(parts)
-        assert (part["is_new"], part["items"][0][1], part["items"][0][3]) == (False, 7, 0.25)
+        assert (part["is_new"], part["items"][0][1], part["items"][0][4]) == (False, 7, 0.25)

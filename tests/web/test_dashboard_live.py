@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from tests.web.dashboard_rig import HERE, Messages, served, until
 
 from homing.web.dashboard import dashboard_app as app_module
+from homing.web.dashboard.access_check import OPEN
 from homing.web.dashboard.section_feed import Feed
 
 
@@ -73,6 +75,21 @@ def test_a_stream_tells_what_is_added_while_it_is_read(client: httpx.Client, sou
         assert next(parts) == {"section": "log trainer", "is_new": False, "items": ["two"]}
         source.one.put("head", {"state": "done"})
         assert next(parts) == {"section": "head", "value": {"state": "done"}}
+
+
+def test_compared_runs_share_one_stream_without_their_logs(client: httpx.Client, source: Messages) -> None:
+    source.one.add("log trainer", ["one"])
+    source.one.put("head", {"state": "done"})
+    with client.stream("GET", f"/api/compare/live?run={HERE}&run={HERE}") as response:
+        parts = parts_of(response)
+        assert next(parts) == {"run": HERE, "section": "head", "value": {"state": "done"}}
+        source.one.add("log trainer", ["two"])
+        source.one.add("points", [[1]])
+        assert next(parts) == {"run": HERE, "section": "points", "is_new": True, "items": [[1]]}
+    assert client.get("/api/compare/live").status_code == 400
+    assert client.get("/api/compare/live?run=" + "&run=".join(map(str, range(21)))).status_code == 400
+    assert client.get(f"/api/compare/live?run={HERE}&run=unknown").status_code == 404
+    until(lambda: source.num_open == 0)
 
 
 def test_a_disconnected_reader_is_noticed_and_the_others_continue(
@@ -143,8 +160,8 @@ def test_an_unknown_run_and_an_unknown_path_get_a_message(client: httpx.Client) 
         answer = client.get(path)
         assert (answer.status_code, "homing runs" in answer.json()["error"]["message"]) == (404, True)
     assert client.get("/api/nothing").json() == {"error": {"message": "Not Found."}}
-    assert client.get(f"/api/runs/{HERE}").json() == {"schema": "homing.dashboard-run/1"}
-    assert client.get("/api/runs").json() == {"schema": "homing.dashboard-runs/1"}
+    assert client.get(f"/api/runs/{HERE}").json() == {"schema": "homing.dashboard-run/2"}
+    assert client.get("/api/runs").json() == {"schema": "homing.dashboard-runs/2"}
 
 
 def test_a_silent_store_gets_a_message_and_does_not_delay_shutdown(
@@ -168,9 +185,13 @@ def test_a_silent_store_gets_a_message_and_does_not_delay_shutdown(
 def test_the_page_and_its_files_ask_for_nothing_outside(client: httpx.Client) -> None:
     page = client.get("/").text
     assert '<script src="page.js"></script>' in page
-    for path, kind in (("/page.js", "text/javascript"), ("/page.css", "text/css"), ("/uplot.js", "text/javascript")):
-        assert client.get(path).headers["content-type"].startswith(kind)
-    own = page + client.get("/page.js").text + client.get("/page.css").text
+    scripts, styles = re.findall(r'<script src="(.*?)">', page), re.findall(r'stylesheet" href="(.*?)"', page)
+    assert {f"/{name}" for name in (*scripts, *styles)} == set(OPEN) - {"/", "/health"}
+    answers = {name: client.get(f"/{name}") for name in (*scripts, *styles)}
+    for name, answer in answers.items():
+        kind = "text/javascript" if name in scripts else "text/css"
+        assert (answer.status_code, answer.headers["content-type"].split(";")[0]) == (200, kind), name
+    own = page + "".join(answer.text for name, answer in answers.items() if not name.startswith("uplot"))
     addresses = [word for word in own.split("http")[1:] if word.startswith(("://", "s://"))]
     assert all(address.startswith("://www.w3.org/2000/svg") for address in addresses), addresses
     assert "innerHTML" not in own

@@ -21,7 +21,7 @@ def test_a_rented_run_is_seen_from_its_first_heartbeat_to_its_receipt(cli: Homin
     board._tick()
     with board.all_runs() as feed:
         (row,) = feed.whole()["runs"]
-        assert row["limit"] == "$1.00"
+        assert row["spend_limit_usd"] == 1.0
         with board.one_run(row["run"]) as one:
 
             def has_ended() -> bool:

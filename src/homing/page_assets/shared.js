@@ -44,15 +44,18 @@ function theme_button(button, changed = () => {}) {
     button.setAttribute("aria-label", is_dark() ? "Use light colors" : "Use dark colors");
     button.title = button.getAttribute("aria-label");
   };
-  button.addEventListener("click", () => {
-    const theme = is_dark() ? "light" : "dark";
-    set_theme(theme);
-    localStorage.setItem("homing-theme", theme);
-    show();
-    changed();
-  });
+  button.addEventListener("click", () => choose_theme(is_dark() ? "light" : "dark"));
+  document.addEventListener("homing-theme", () => { show(); changed(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { show(); changed(); });
   show();
+}
+
+// Use "light" or "dark" from now on, or what the system prefers ("").
+function choose_theme(theme) {
+  set_theme(theme);
+  if (theme) localStorage.setItem("homing-theme", theme);
+  else localStorage.removeItem("homing-theme");
+  document.dispatchEvent(new Event("homing-theme"));
 }
 
 set_theme(localStorage.getItem("homing-theme"));  // before the first paint, so that the page does not flash
@@ -83,10 +86,12 @@ function copy_button(text, label = "Copy") {
   return button;
 }
 
-// A message at the bottom of the window, which screen readers speak.
-function toast(message) {
+// A message at the bottom of the window, which screen readers speak. With toast("Deleted.", "Undo", restore), it has a
+// button and stays longer.
+function toast(message, action = "", run = () => {}) {
   document.querySelector(".toast")?.remove();
   const shown = el("div", { class: "toast", role: "status" }, message);
+  if (action) shown.append(" ", el("button", { type: "button", class: "btn-small", onclick: () => { shown.remove(); run(); } }, action));
   document.body.append(shown);
-  setTimeout(() => shown.remove(), 4000);
+  setTimeout(() => shown.remove(), action ? 10_000 : 4000);
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homing.cloud.contact import read_metrics
-from homing.cloud.contact.read_metrics import MetricLog
+from homing.cloud.contact.read_metrics import MetricLog, newest_metrics
 from homing.store import FileStore
 from homing.wire import codec
 from homing.wire.event_lines import Metric
@@ -128,3 +128,23 @@ def test_reading_continues_at_the_end_of_a_long_file(store: FileStore) -> None:
         write(store, metrics + made(2, "rl"))
         assert log.fresh() == made(2, "rl")
         write(store, metrics)
+
+
+def test_a_table_reads_the_last_lines_and_the_last_validation_of_a_long_file(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_metrics, "_LATEST_BYTES", 4_000)
+    monkeypatch.setattr(read_metrics, "_TAIL_BYTES", 400_000)
+    metrics = made(500)
+    for number in (100, 300):
+        metrics[number] = dataclasses.replace(metrics[number], val_loss=1.5)
+    write(store, metrics, end='\n{"schema": "homing.met')
+    found = newest_metrics(store, KEY)
+    assert (found[0].step, found[0].val_loss) == (301, 1.5)
+    assert [metric.step for metric in found[1:]] == list(range(found[1].step, 501))
+    metrics[499] = dataclasses.replace(metrics[499], val_loss=1.25)
+    write(store, metrics)
+    assert [metric.val_loss for metric in newest_metrics(store, KEY) if metric.val_loss] == [1.25]
+    write(store, made(2))
+    assert newest_metrics(store, KEY) == made(2)
+    assert newest_metrics(store, "runs/b/metrics.jsonl") == []

@@ -66,6 +66,7 @@ class Trained:
     exit_code: int = 0  # exit code of a verb that watches the run until it ends
     phases: tuple[str, ...] = ()
     has_checkpoint: bool = True  # False if the run has ended without one
+    ended_at: float | None = None  # when the trainer wrote its outcome
 
     @property
     def is_live(self) -> bool:
@@ -164,6 +165,7 @@ def _look_at(home: Home, run_id: str, began_at: float) -> Trained:
         exit_code=_exit_code(state, outcome),
         phases=tuple(steps),
         has_checkpoint=state in ("training", "done") or _has_checkpoint(folder),
+        ended_at=outcome.t or None if outcome is not None else None,
     )
 
 

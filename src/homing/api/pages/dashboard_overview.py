@@ -1,8 +1,8 @@
-"""Data for the dashboard's overview page: the table of `homing runs`, kept up to date by three kinds of threads.
+"""Data for the dashboard's table of runs: what `homing runs` knows, as numbers, read by three kinds of threads.
 
   board    every second, read states and dollars so far from the ledger and the runs trained here
   money    query every provider and update the ledger (`refresh`), as `homing runs` does
-  look     one thread per run that is live or has not been read yet: read heartbeat and outcome from its store
+  look     one thread per run that is live or has not been read yet: read heartbeat, outcome and figures from its store
 
 A slow or silent provider or store therefore delays only its own row, which shows the problem. The dashboard is not a
 guard: it never ends a run at its limit. That is the job of the agent, the provider, `homing guard` or `homing watch`.
@@ -15,22 +15,25 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from homing.api.lookup.list_runs import (
-    HEADERS,
-    billing_words,
-    forgotten_row,
-    forgotten_words,
-    run_row,
-    thing_row,
-    trained_row,
+from homing.api.lookup.list_runs import billing_words, forgotten_words
+from homing.api.lookup.local_runs import Trained, store_here, trained_here
+from homing.api.pages.dashboard_figures import (
+    About,
+    billing_row,
+    local_row,
+    merge_figures,
+    read_about,
+    rented_row,
+    resource_row,
 )
-from homing.api.lookup.local_runs import Trained, trained_here
 from homing.api.pages.dashboard_run import Following, plan_of
 from homing.api.pages.mask_secrets import Mask
 from homing.cloud.ask_providers import ASK_S
+from homing.cloud.contact.read_metrics import newest_metrics
 from homing.cloud.home import Home
 from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import LedgerLine, Receipts, RunRow
@@ -42,22 +45,26 @@ from homing.cloud.reconcile.reconcile import refresh
 from homing.cloud.reconcile.run_status import Status, look
 from homing.cloud.watch.progress import Planned, progress_line
 from homing.errors import HomingError, NotChecked
+from homing.store import FileStore, run_key
 from homing.units import format_moment
 from homing.web.dashboard.dashboard_app import NoSuchRun
 from homing.web.dashboard.section_feed import Feed
+from homing.wire import file_names
 from homing.wire.codec import WireError
 from homing.world import World
 
 __all__ = ["Board"]
 
 TICK_S = 1.0
+_BEHIND_S = 0.1  # while runs have not been read for the first time
 _UNSEEN_S = 5.0  # while no page is open
 _LOOK_S = 5.0  # for a live run
 _MONEY_S = 10.0  # while a page is open and a run is live or anything is billing
 _IDLE_S = 60.0
 _STALE_S = 2 * (_IDLE_S + ASK_S)
-_MOST_ENDED = 30  # maximum number of ended runs to show; all other runs are always shown
-_MOST_AT_ONCE = 8  # maximum number of stores read at once, not counting those silent for ASK_S seconds
+_FAR_S = 60.0  # between two reads of a live run's metrics in a store that is not a folder, which sends the whole file
+_MOST_ENDED = 100  # maximum number of ended runs to show; all other runs are always shown
+_MOST_AT_ONCE = 16  # maximum number of stores read at once, not counting those silent for ASK_S seconds
 _log = logging.getLogger(__name__)
 
 
@@ -66,10 +73,25 @@ class _Look:
     began: float  # monotonic clock
     ended: float | None = None
     status: Status | None = None
+    about: About = dataclasses.field(default_factory=About)
+    figures: dict[str, Any] = dataclasses.field(default_factory=dict)
+    figures_at: float | None = None  # monotonic clock
     problem: str = ""
+
+    def is_first(self, now: float) -> bool:
+        return self.ended is None and self.figures_at is None and not self.is_silent(now)
 
     def is_silent(self, now: float) -> bool:
         return self.ended is None and now - self.began > ASK_S
+
+
+@dataclasses.dataclass
+class _Local:
+    """What was read of a run that is trained here, and the state of its metrics file at that time."""
+
+    about: About
+    size: int = -1
+    figures: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -92,6 +114,7 @@ class Board:
         self._followed: dict[str, tuple[Following, int]] = {}  # run id -> (its Following, number of viewers)
         self._looks: dict[str, _Look] = {}
         self._plans: dict[str, Planned] = {}  # by mark
+        self._locals: dict[str, _Local] = {}
         self._money = _Money()
         self._receipts: tuple[tuple[int, frozenset[str]], dict[str, Receipts]] | None = None
         self._is_busy = False  # whether a run is live or anything is billing
@@ -184,35 +207,40 @@ class Board:
         now = self._world.now()
         own = self._home.ledger.lines_of(row.id for row in rows)
         self._look_at(rows, own)
+        # Decided before the rows are made: a look that ends meanwhile must still be shown soon.
+        is_behind = any(
+            row.id not in self._looks or self._looks[row.id].is_first(self._world.monotonic()) for row in rows
+        )
         statuses = [self._status(row, own[row.id], now) for row in rows]
         billing, money = billing_lines(open_), self._money
         forgotten = [line for line in billing if line.run_id not in known]
         self._is_busy = bool(billing) or any(row.is_live for row in rows)
-        shown = [
-            *(self._row(status, now) for status in statuses),
-            *({**_cells(trained_row(each, now)), "is_live": each.is_live, "is_here": True, "line": _line_here(each),
-               "at": each.began_at} for each in trained),
-        ]  # fmt: skip
+        shown = [*(self._row(status) for status in statuses), *(self._row_here(each, now) for each in trained)]
         # Live runs before ended ones, newest first.
-        self._put("runs", sorted(shown, key=lambda row: (not row["is_live"], -row["at"])))
+        self._put("runs", sorted(shown, key=lambda row: (not row["is_live"], -row["created_at"])))
         problems = [*money.problems, *_stale(money, now)]
         words = billing_words(billing, money.things, problems)
+        rates = [Decimal(line.rate_usd_per_hour) for line in billing if meter.is_charged(line)]
+        rates += [each.rate_usd_per_hour for each in money.things]
+        total_usd, is_at_most = self._total(open_, now)
         self._put(
             "money",
             {
                 "words": words if money.asked_at is not None or billing else ["Asking the providers ..."],
                 "is_billing": bool(billing or money.things),
-                "asked": format_moment(money.asked_at) if money.asked_at is not None else "",
+                "rate_usd_per_hour": float(sum(rates)),
+                "asked_at": money.asked_at,
                 "others": [
-                    *(_cells(forgotten_row(line, now)) for line in forgotten),
-                    *(_cells(thing_row(each, now)) for each in money.things),
+                    *(billing_row(line, now) for line in forgotten),
+                    *(resource_row(each, now) for each in money.things),
                 ],
                 "problems": [
                     *(each for each in problems if not isinstance(each, NotChecked)),
                     *map(forgotten_words, forgotten),
                 ],
-                "total": self._total(open_, now),
-                "left_out": max(0, len(known) - len(rows)),
+                "total_spend_usd": total_usd,
+                "is_total_at_most": is_at_most,
+                "num_left_out": max(0, len(known) - len(rows)),
                 "is_empty": not shown and not self._home.ledger.num_lines(),
                 "home": str(self._home.path),
             },
@@ -222,14 +250,17 @@ class Board:
             followed = [following for following, _ in self._followed.values()]
         for each in followed:
             each.say_silence()
-        return TICK_S if self._is_seen else _UNSEEN_S
+        return _BEHIND_S if is_behind else TICK_S if self._is_seen else _UNSEEN_S
 
     def _rows(self) -> list[RunRow]:
         """Return every unfinished run, but only the newest ended ones: a page with thousands of rows is useless."""
         return self._home.ledger.unfinished_runs(_MOST_ENDED)
 
-    def _total(self, open_: list[LedgerLine], now: float) -> str:
-        """Return the total real cost of all ledger lines; "" if there are none. Local runs have made-up dollars."""
+    def _total(self, open_: list[LedgerLine], now: float) -> tuple[float | None, bool]:
+        """Return the total real cost of all ledger lines, and whether it is an upper bound; None if there are none.
+
+        Local runs have made-up dollars, which are left out.
+        """
         # Receipts do not change, so they are summed again only after a line is written, closed or reopened.
         key = self._home.ledger.num_lines(), frozenset(line.mark for line in open_)
         if self._receipts is None or self._receipts[0] != key:
@@ -237,9 +268,9 @@ class Board:
         real = [each for provider, each in self._receipts[1].items() if provider not in meter.FREE_PROVIDERS]
         billing = [line for line in billing_lines(open_) if meter.is_charged(line)]
         if not any(each.number for each in real) and not billing:
-            return ""
+            return None, False
         total = sum((each.total_usd for each in real), meter.total_spend(billing, now))
-        return ("at most " if any(each.is_at_most for each in real) else "") + meter.show_usd(total)
+        return round(float(total), 6), any(each.is_at_most for each in real)
 
     # --- one look per run, concurrently ---
 
@@ -254,7 +285,8 @@ class Board:
             if free <= 0:
                 return
             free -= 1
-            self._looks[row.id] = current = _Look(now, status=last.status if last is not None else None)
+            current = _Look(now) if last is None else dataclasses.replace(last, began=now, ended=None, problem="")
+            self._looks[row.id] = current
             threading.Thread(
                 target=self._look, args=(row, own[row.id], current), name=f"homing-look {row.id}", daemon=True
             ).start()
@@ -272,8 +304,11 @@ class Board:
 
     def _look(self, row: RunRow, lines: list[LedgerLine], current: _Look) -> None:
         try:
-            current.status = look(Home(self._path, World()), row, lines)
+            home = Home(self._path, World())
+            current.status = look(home, row, lines)
             current.problem = current.status.problem
+            if not current.problem:
+                self._read_figures(home, row, current)
         except (HomingError, WireError, OSError) as exc:
             current.problem = _first_line(exc)
         except Exception as exc:  # a bug in a background thread: report it in the run's row
@@ -281,6 +316,15 @@ class Board:
             current.problem = f"Dashboard error: {type(exc).__name__}: {exc}"
         finally:
             current.ended = self._world.monotonic()
+
+    def _read_figures(self, home: Home, row: RunRow, current: _Look) -> None:
+        store, now = home.store_of(row), self._world.monotonic()
+        if current.about.run is None:
+            current.about = read_about(home, row.id, store)
+        is_far = row.is_live and not isinstance(store, FileStore)
+        if current.figures_at is None or not is_far or now - current.figures_at >= _FAR_S:
+            current.figures = merge_figures(newest_metrics(store, run_key(row.id, file_names.METRICS)))
+            current.figures_at = now
 
     def _status(self, row: RunRow, lines: list[LedgerLine], now: float) -> Status:
         """Return the run's status: the last heartbeat that was read, with the run's current state and spend."""
@@ -294,24 +338,27 @@ class Board:
         )  # drop reports of an earlier attempt, because they do not apply to this one
         return dataclasses.replace(last, run=row, lines=lines, reports=reports, spend_usd=spend, at=now)
 
-    def _row(self, status: Status, now: float) -> dict[str, Any]:
+    def _row(self, status: Status) -> dict[str, Any]:
         beat = status.reports.heartbeat if status.reports else None
         mark = status.lines[-1].mark if status.lines else ""
         plan = plan_of(self._plans, self._home, status.run, mark) if status.run.is_live else None
-        last = self._looks.get(status.run.id)
-        problem = last.problem if last is not None else ""
-        if last is not None and last.is_silent(self._world.monotonic()):
+        last = self._looks.get(status.run.id) or _Look(0.0, 0.0)
+        problem = last.problem
+        if last.is_silent(self._world.monotonic()):
             problem = f"Its store has not responded for more than {ASK_S:g} s; states and dollars are from the ledger."
-        return {
-            **_cells(run_row(status, now)),
-            "is_live": status.run.is_live or status.is_billing,
-            "is_here": False,
-            "line": progress_line(status, beat, plan=plan),
-            "reason": status.run.reason,
-            "problem": problem,
-            "share": _share(status),
-            "at": status.run.created_at,
-        }
+        line = progress_line(status, beat, plan=plan)
+        return rented_row(status, last.figures, last.about, line=line, problem=problem)
+
+    def _row_here(self, run: Trained, now: float) -> dict[str, Any]:
+        known = self._locals.get(run.run)
+        if known is None or known.about.run is None:
+            known = self._locals[run.run] = _Local(read_about(self._home, run.run))
+        path = self._home.run_dir(run.run) / file_names.METRICS
+        size = self._world.size(path) if self._world.exists(path) else 0
+        if size != known.size:
+            key = run_key(run.run, file_names.METRICS)
+            known.size, known.figures = size, merge_figures(newest_metrics(store_here(self._home), key))
+        return local_row(run, known.figures, known.about, now, line=_line_here(run))
 
     def _put(self, name: str, value: Any) -> None:
         self._feed.put(name, self._mask(value))
@@ -328,16 +375,6 @@ def _first_line(exc: Exception) -> str:
     return (str(exc) or type(exc).__name__).splitlines()[0]
 
 
-def _cells(row: list[str]) -> dict[str, Any]:
-    return dict(zip(HEADERS, row, strict=True))
-
-
 def _line_here(run: Trained) -> str:
     """Return the reason why the run ended or, for a live run whose step is not known yet, its progress in words."""
     return run.where if run.is_live and not run.steps else run.reason
-
-
-def _share(status: Status) -> float | None:
-    """Return the fraction of the spend limit used, for the progress bar."""
-    limit = status.limit_usd
-    return None if not limit else min(1.0, float(status.spend_usd / limit))

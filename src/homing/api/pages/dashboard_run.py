@@ -1,7 +1,8 @@
 """Data for the dashboard's page about one run, read while a browser shows it: curves, samples, events, log, report.
 
-  every 2 s      new parts of metrics, events, samples and log; the progress line of `homing watch`; less often if the
-                 store is written to less often
+  once           the resolved run.json
+  every 2 s      new parts of metrics, events, samples and log; the run's figures; less often if the store is written to
+                 less often
   every 10 s     what `homing status` shows, and the next commands
   every minute   checkpoints, instances and receipt, as in `homing report`; immediately after a new checkpoint
 
@@ -13,36 +14,42 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
+import re
 import threading
 from collections.abc import Callable, Sequence
-from decimal import Decimal
 from typing import Any, cast
 
 from homing.api.lookup.local_runs import Trained, look_again, progress_of, store_here
 from homing.api.lookup.status import look_closely, next_words, rows_here
+from homing.api.pages.dashboard_figures import (
+    COLUMNS,
+    About,
+    local_row,
+    merge_figures,
+    point,
+    read_about,
+    rented_row,
+)
+from homing.api.pages.dashboard_store import Remembering, remember
 from homing.api.pages.mask_secrets import MOST_KEY_LINES, Mask, MaskLines
 from homing.api.pages.write_report import subject_of
 from homing.cloud.ask_providers import ASK_S
-from homing.cloud.contact.heartbeats import Tail
+from homing.cloud.contact.heartbeats import Tail, read_document
 from homing.cloud.home import Home
-from homing.cloud.ledger import meter
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.cloud.ledger.meter import billing_lines
-from homing.cloud.reconcile.run_status import BY_REWARD, look, newest_beat
+from homing.cloud.reconcile.run_status import look, newest_beat
 from homing.cloud.watch.progress import Planned, planned, progress_line
 from homing.cloud.watch.run_output import PROGRAMS, EventFeed
-from homing.errors import HomingError, StoreError
+from homing.errors import HomingError
 from homing.report import read_report
-from homing.store import FileStore, NotInStore, Store, pace_of, run_key
-from homing.store.base import Entries, not_in_store
+from homing.store import Store, pace_of, run_key
 from homing.web.dashboard.section_feed import Feed
-from homing.wire import file_names
+from homing.wire import codec, file_names
 from homing.wire.codec import WireError
-from homing.wire.event_lines import Metric
-from homing.world import World
+from homing.wire.event_lines import Metric, Outcome
 
-__all__ = ["Following", "Remembering", "commands_in", "plan_of", "remember"]
+__all__ = ["Following", "commands_in", "plan_of", "sample_of"]
 
 POLL_S = 2.0  # or half the store's push interval, if that is longer: more frequent reads would find nothing new
 _ENDED_S = 60.0  # for a rented run that has ended: each read costs requests, and only a resume changes the data
@@ -51,7 +58,12 @@ _REPORT_S = 60.0
 _MOST_LOG = 400  # lines
 _MOST_EVENTS = 300
 _MOST_SAMPLES = 40
+_FAILED = ("failed", "unfinished")
+_NEWEST = 20  # metrics that the head is made from
+_LAST_LINES = 20  # of the log of a failed run
 _MOST_POINTS = 8000  # maximum per curve; more points would not look better and would slow down the page
+_MONEY = ("spend_usd", "spend_limit_usd", "rate_usd_per_hour", "provider_usd")
+_ANY_PROMPT = re.compile(r"\[([^\]\n]{1,300})\]")
 _log = logging.getLogger(__name__)
 
 
@@ -72,6 +84,8 @@ class Following:
         self._is_over = False  # neither live nor billing
         self._metrics: list[Metric] = []
         self._points: list[list[Any]] = []  # one per metric
+        self._about = About()
+        self._prompts: list[str] = []
         self._opened: tuple[Remembering, EventFeed, dict[str, Tail]] | None = None
         threading.Thread(target=self._follow, name=f"homing-dashboard {self._id}", daemon=True).start()
 
@@ -126,18 +140,23 @@ class Following:
         store, feed, logs = self._open()
         store.look_again()
         reports = list(feed.reports(lines, self._home.world.now()))
+        self._read_config(store)
         self._add_points(feed.fresh, lines)
         for report in reports:
             if report.kind == "sample":
-                self._add("samples", [{"name": report.data["name"], "text": report.text}], _MOST_SAMPLES)
-            else:
-                self._add("events", [{"t": report.data.get("t"), "kind": report.kind, "text": report.text}],
-                          _MOST_EVENTS)  # fmt: skip
+                self._add("samples", [sample_of(report.data["name"], report.data["text"], self._prompts)],
+                          _MOST_SAMPLES)  # fmt: skip
+            elif "val_loss" not in report.data:  # validations are in the points
+                names = {name: report.data.get(name) for name in ("t", "phase", "step", "source")}
+                event = {**names, "kind": str(report.data.get("kind") or report.kind), "text": report.text,
+                         "is_alert": report.kind == "alert"}  # fmt: skip
+                self._add("events", [event], _MOST_EVENTS)
         for program, tail in logs.items():
             # A program killed in the middle of a line leaves no newline at the end of its log.
             fresh = tail.lines(is_last=self._is_over)[-_MOST_LOG - MOST_KEY_LINES :]
             self.feed.add(f"log {program}", self._mask_log[program](fresh)[-_MOST_LOG:], most=_MOST_LOG)
         self._put("head", self._head(feed, problems))
+        self._put("failure", self._failure(store))
 
     def _look_again(self) -> RunRow | Trained:
         if isinstance(self._run, Trained):
@@ -160,7 +179,7 @@ class Following:
 
         If the trainer went back to a checkpoint, or the file is read again, replace the points that are reported again.
         """
-        fresh = [_point(metric, lines) for metric in metrics]
+        fresh = [point(metric, lines) for metric in metrics]
         cut = next((at for at, point in enumerate(self._points) if fresh and _is_behind(point, fresh[0])), None)
         if cut is not None:  # drop all points from here on, including later phases: they will be reported again
             self._points, self._metrics = [*self._points[:cut], *fresh], [*self._metrics[:cut], *metrics]
@@ -175,27 +194,44 @@ class Following:
         else:
             self.feed.add("points", fresh)
 
+    def _read_config(self, store: Remembering) -> None:
+        if self._about.run is None:
+            self._about = read_about(self._home, self._id, cast(Store, store))
+            self._prompts = self._about.prompts()
+            run = self._about.run
+            self._put("config", None if run is None else codec.dump(run))
+            self._put("point_columns", list(COLUMNS))
+
     def _head(self, feed: EventFeed, problems: list[str]) -> dict[str, Any]:
+        # The last validation may be far from the newest lines.
+        validated = next((each for each in reversed(self._metrics) if each.val_loss is not None), None)
+        figures = merge_figures([*([validated] if validated else []), *self._metrics[-_NEWEST:]])
         if isinstance(self._run, Trained):
-            run = self._run
-            head = {"run": run.run, "name": run.name, "state": run.state, "reason": run.reason, "phases": run.phases,
-                    "line": progress_of(run, feed)}  # fmt: skip
-            return {**head, "is_live": run.is_live, "is_billing": False, "is_trained_here": True, "limit_usd": None}
+            now = self._home.world.now()
+            return local_row(self._run, figures, self._about, now, line=progress_of(self._run, feed))
         status = look(self._home, self._run)
         if status.problem:
             problems.append(status.problem)
         beat = newest_beat(status, feed.metric)
-        figures = feed.figures.get(beat.phase) if beat else None
+        own = feed.figures.get(beat.phase) if beat else None
         mark = status.lines[-1].mark if status.lines else ""
-        plan = plan_of(self._plans, self._home, self._run, mark)
-        head = {"run": self._id, "name": self._run.name, "state": self._run.state, "reason": self._run.reason,
-                "phases": status.phases, "line": progress_line(status, beat, figures, plan)}  # fmt: skip
+        line = progress_line(status, beat, own, plan_of(self._plans, self._home, self._run, mark))
+        return rented_row(status, figures, self._about, line=line, problem=status.problem)
+
+    def _failure(self, store: Remembering) -> dict[str, Any] | None:
+        """Return why the run failed: the trainer's last words, its exit code and the reason. None if it did not."""
+        if self._run.state not in _FAILED:
+            return None
+        outcome = read_document(cast(Store, store), run_key(self._id, file_names.OUTCOME), Outcome)
+        is_own = outcome is not None and outcome.state != "done"
+        tail = outcome.log_tail.splitlines() if outcome is not None and is_own else []
+        own_code = self._run.exit_code if isinstance(self._run, RunRow) else None
         return {
-            **head,
-            "is_live": self._run.is_live,
-            "is_billing": status.is_billing,
-            "is_trained_here": False,
-            "limit_usd": None if status.limit_usd is None else float(status.limit_usd),
+            "reason": self._run.reason or (outcome.reason if outcome is not None and is_own else ""),
+            "exit_code": outcome.exit_code if outcome is not None and is_own else own_code,
+            "phase": outcome.phase if outcome is not None and is_own else None,
+            "step": outcome.step if outcome is not None and is_own else None,
+            "log_tail": tail[-_LAST_LINES:] or list(self.feed.whole().get("log trainer", []))[-_LAST_LINES:],
         }
 
     # --- less often ---
@@ -221,8 +257,11 @@ class Following:
     def _report(self, problems: list[str]) -> None:
         report = read_report(self._home, subject_of(self._run), metrics=self._metrics).to_dict()
         problems += report["problems"]
-        keys = ("kept", "attempts", "machines", "made", "spend_usd", "spend_limit_usd", "is_at_most", "stored")
-        self._put("report", {name: report[name] for name in keys})
+        keys = ("kept", "attempts", "machines", "made", "is_at_most", "stored")
+        found = {name: report[name] for name in keys}
+        found["attempts"] = [_numbers(each, _MONEY) for each in report["attempts"]]
+        amounts = {name: report[name] for name in ("spend_usd", "spend_limit_usd")}
+        self._put("report", {**found, **_numbers(amounts, _MONEY)})
 
     def _put(self, name: str, value: Any) -> None:
         self.feed.put(name, self._mask(value))
@@ -254,101 +293,34 @@ def commands_in(words: str) -> list[dict[str, str]]:
     return found
 
 
-def _point(metric: Metric, lines: Sequence[LedgerLine]) -> list[Any]:
-    """Return one line of metrics as a compact list, because there may be thousands of lines.
+def sample_of(name: str, text: str, prompts: Sequence[str]) -> dict[str, Any]:
+    """Split a file of samples, which holds `[PROMPT]TEXT` one after another, at the prompts of the run."""
+    phase, _, step = name.removesuffix(".txt").rpartition("-")
+    starts = [(at, prompt) for prompt in prompts if (at := _start_of(text, prompt)) >= 0]
+    if not starts and (found := _ANY_PROMPT.match(text)):
+        starts = [(0, found[1])]
+    starts.sort()
+    parts = []
+    for (at, prompt), (end, _) in itertools.pairwise([*starts, (len(text), "")]):
+        parts.append({"prompt": prompt, "text": text[at + len(prompt) + 2 : end].strip("\n")})
+    return {"name": name, "phase": phase, "step": int(step) if step.isdigit() else None,
+            "parts": parts or [{"prompt": "", "text": text.strip()}]}  # fmt: skip
 
-    The list has the phase, the step, the time, and the figures in the order that page.js expects.
-    """
-    learned = metric.more.get("reward") if metric.phase == BY_REWARD else metric.loss
-    figures = [learned, metric.val_loss, metric.tokens_per_s, metric.mfu, metric.memory_bytes, metric.lr]
-    usd = _spent_at(lines, metric.t) if lines else None
-    return [metric.phase, metric.step, metric.t, *figures, usd]
+
+def _start_of(text: str, prompt: str) -> int:
+    """Return where the sample of this prompt begins. A model may also write a prompt, so the first place counts."""
+    marked = f"[{prompt}]"
+    if text.startswith(marked):
+        return 0
+    at = text.find(f"\n\n{marked}")
+    return at + 2 if at >= 0 else -1
 
 
-def _spent_at(lines: Sequence[LedgerLine], t: float) -> float:
-    """Return our own estimate of the spend as of a past time, ignoring provider figures that arrived later."""
-    spent = Decimal(0)
-    for line in lines:
-        if line.created_at is not None:
-            until = t if line.destroyed_at is None else min(t, line.destroyed_at)
-            spent += meter.cost(Decimal(line.rate_usd_per_hour), until - line.created_at)
-    return round(float(spent), 6)
+def _numbers(record: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the record with these amounts as numbers. They are strings in a report, which must not round them."""
+    return {name: float(value) if name in names and value is not None else value for name, value in record.items()}
 
 
 def _is_behind(point: list[Any], other: list[Any]) -> bool:
     """Return True if `other` makes `point` obsolete: it repeats `point` or is an earlier step of the same phase."""
     return point[0] == other[0] and (point[1] > other[1] or point[:3] == other[:3])
-
-
-_GROWING = (".jsonl", ".log")
-_SEAM_BYTES = 256  # number of bytes compared at the end of our copy; if they differ, the file was replaced
-
-
-def remember(store: Store, world: World, prefix: str) -> Remembering:
-    """Return the store wrapped in a cache. For a file store, the cache can also read parts of files."""
-    return (
-        RememberingFolder(store, world, prefix) if isinstance(store, FileStore) else Remembering(store, world, prefix)
-    )
-
-
-class Remembering:
-    """Cached view of the files below `prefix`. After each call to `look_again`, the next read lists the store again."""
-
-    def __init__(self, store: Store, world: World, prefix: str) -> None:
-        self.url, self._store, self._world, self._prefix = store.url, store, world, prefix
-        self._listed: Entries | None = None
-        self._have: dict[str, bytes] = {}
-        self._sha256: dict[str, str | None] = {}
-
-    def look_again(self) -> None:
-        self._listed = None
-
-    def list(self, prefix: str) -> Entries:
-        if isinstance(self._store, FileStore) or not prefix.startswith(self._prefix):
-            return self._store.list(prefix)
-        if self._listed is None:
-            self._listed = self._store.list(self._prefix)
-        return [entry for entry in self._listed if entry.key.startswith(prefix)]
-
-    def read(self, key: str) -> bytes:
-        if not key.endswith(_GROWING):
-            return self._store.read(key)
-        store = self._store
-        try:
-            data = self._from_folder(store.root, key) if isinstance(store, FileStore) else self._from_far(key)
-        except NotInStore:
-            self._have.pop(key, None)
-            raise
-        self._have[key] = data
-        return data
-
-    def _from_folder(self, root: str, key: str) -> bytes:
-        have, path = self._have.get(key, b""), os.path.join(root, *key.split("/"))
-        seam = have[-_SEAM_BYTES:]
-        try:
-            fresh = self._world.read(path, len(have) - len(seam))
-        except (FileNotFoundError, NotADirectoryError):
-            return self._store.read(key)  # distinguishes a missing file from a missing disk
-        except OSError as exc:
-            raise StoreError(f"Cannot read {key} in {self.url}.", str(exc), "homing doctor") from exc
-        return have + fresh[len(seam) :] if fresh.startswith(seam) else self._store.read(key)
-
-    def _from_far(self, key: str) -> bytes:
-        entry = next((each for each in self.list(key) if each.key == key), None)
-        if entry is None:
-            raise not_in_store(key, self.url)
-        have = self._have.get(key)
-        if have is not None and len(have) == entry.num_bytes and self._sha256.get(key) == entry.sha256:
-            return have
-        self._sha256[key] = entry.sha256
-        return self._store.read(key)
-
-
-class RememberingFolder(Remembering):
-    def num_bytes(self, key: str) -> int:
-        assert isinstance(self._store, FileStore), self.url
-        return self._store.num_bytes(key)
-
-    def read_part(self, key: str, start: int, num_bytes: int) -> bytes:
-        assert isinstance(self._store, FileStore), self.url
-        return self._store.read_part(key, start, num_bytes)

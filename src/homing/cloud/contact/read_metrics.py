@@ -1,5 +1,8 @@
 """Reads a run's metrics.jsonl: all lines of a short file, or the lines that a curve needs from a long one.
 
+    MetricLog         new lines on each call, for curves and for the state of a run
+    newest_metrics    the last lines and the last validation, for a table of many runs
+
     metrics.jsonl --in blocks--> from each of a thousand blocks: first line, smallest and largest loss (rl: reward);
                                  every validation (only first, best and last if there are many), each phase change;
                                  the first and last lines of the file                              --> [Metric]
@@ -20,13 +23,14 @@ from homing.store.base import Ranged
 from homing.wire import codec
 from homing.wire.event_lines import Metric
 
-__all__ = ["MetricLog"]
+__all__ = ["MetricLog", "newest_metrics"]
 
 _ALL_BYTES = 1 << 20  # files up to this size, a few thousand lines, are returned in full
 _BLOCKS = 1000  # the file is divided into this many blocks, and lines for the curve are taken from each
 _EXAMINED = 24 << 20
 _PIECE = 1 << 17  # bytes per read; larger reads would exceed the CPU cache and take twice as long
 _TAIL_BYTES = 8 << 20
+_LATEST_BYTES = 1 << 15  # for a table: about a hundred lines, read for each run
 _ENDS = 20  # number of lines to keep at the beginning and at the end of the file
 _MOST_VALIDATIONS = 4  # per block
 
@@ -94,6 +98,29 @@ class MetricLog:
                 known = set(ends)
                 lines = [*(line for line in lines if line not in known), *ends]
         return [metric for line in lines if (metric := _metric(line)) is not None]
+
+
+def newest_metrics(store: Store, key: str) -> list[Metric]:
+    """Return the last lines of the file and, before them, the last validation if it is further up, in file order.
+
+    Only the end of the file is read, so that a table of a hundred long runs is quick.
+    """
+    try:
+        size, read = _open(store, key)
+    except NotInStore:
+        return []
+    lines = _whole_lines(read, size, _LATEST_BYTES)[-_ENDS:]
+    if not any(_VALIDATED.search(line) for line in lines):
+        earlier = _whole_lines(read, size, _TAIL_BYTES // 4)
+        lines = [*[line for line in earlier if _VALIDATED.search(line)][-1:], *lines]
+    return [metric for line in lines if (metric := _metric(line)) is not None]
+
+
+def _whole_lines(read: _Read, size: int, num_bytes: int) -> list[bytes]:
+    """Return the lines within the last bytes of the file, without a first or last line that is cut off."""
+    start = max(0, size - num_bytes)
+    data = read(start, size - start)
+    return data[: data.rfind(b"\n") + 1].splitlines()[1 if start else 0 :]
 
 
 def _open(store: Store, key: str) -> tuple[int, _Read]:

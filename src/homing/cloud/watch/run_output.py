@@ -41,6 +41,7 @@ _ALERTS = ("alert", "limit_warning", "preempted", "end_billing_failed")  # event
 _EVALUATING = "evaluating"  # the kind of event that repeatedly reports the progress of an evaluation
 _FIRST_EVENTS = 20  # how many past events to show when a watch begins
 _FIRST_SAMPLES = 5
+_WHOLE_SAMPLES = 35  # past samples on a page about the whole run; each is one request to the store
 _FIRST_VALIDATIONS = 5
 PROGRAMS = ("trainer", "agent", "sync")
 LAST_PUSH_S = 180.0  # how long to wait for the last log lines after a run has ended
@@ -56,7 +57,11 @@ class Report:
 
 class EventFeed:
     def __init__(self, store: Store, run_id: str, *, is_curve: bool = False) -> None:
-        """Read a run's output. With `is_curve`, keep the metrics for a curve of the whole run, not just the newest."""
+        """Read a run's output. With `is_curve`, for a page about the whole run, keep everything, not just the newest.
+
+        A watch that begins late shows only the last few events and samples; a page shows those of the whole run.
+        """
+        self._is_whole = is_curve
         self._store, self._run_id = store, run_id
         self._events = Tail(store, run_key(run_id, file_names.EVENTS))
         self._metrics = MetricLog(store, run_key(run_id, file_names.METRICS), is_curve=is_curve)
@@ -85,7 +90,8 @@ class EventFeed:
         `lines` are a rented run's attempts. `now` is the time up to which their costs are computed.
         """
         # When a watch of a resumed run begins, each earlier attempt is reported in one line.
-        since = lines[-1].intent_at if self._is_first and len(lines) > 1 else -math.inf
+        is_condensed = self._is_first and len(lines) > 1 and not self._is_whole
+        since = lines[-1].intent_at if is_condensed else -math.inf
         found = [*self._new_metrics(since), *self._new_events(lines, since, now)]
         yield from (report for _, report in sorted([*found, *self._new_samples(since)], key=lambda pair: pair[0]))
 
@@ -123,7 +129,8 @@ class EventFeed:
             yield from self._past(events, lines, now)
             events = [event for event in events if event.t >= since]
         if self._is_first:  # of the past events, show only the last few, and no file transfers
-            events = [event for event in events if event.source != "sync"][-_FIRST_EVENTS:]
+            events = [event for event in events if event.source != "sync"]
+            events = events if self._is_whole else events[-_FIRST_EVENTS:]
         self._is_first = False
         for place, event in enumerate(events):
             mark = _mark(event)
@@ -167,6 +174,10 @@ class EventFeed:
         entries = self._store.list(prefix)
         if not self._samples:  # of the past samples, show only the last few, because a long run has hundreds
             self._samples.update(entry.key for entry in entries[:-_FIRST_SAMPLES])
+            if self._is_whole:  # and some from all over the run, to compare them
+                past = entries[:-_FIRST_SAMPLES]
+                stride = math.ceil(len(past) / _WHOLE_SAMPLES) or 1
+                self._samples.difference_update(entry.key for entry in past[::stride])
         if since > -math.inf:
             self._samples.update(entry.key for entry in entries if self._sampled_at(entry.key[len(prefix) :]) < since)
         for entry in entries:

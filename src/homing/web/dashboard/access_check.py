@@ -22,7 +22,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 __all__ = ["OPEN", "AccessCheck"]
 
 # Paths that need no token. The page and its files are the same for everyone and contain no information about any run.
-OPEN = ("/", "/page.css", "/page.js", "/uplot.css", "/uplot.js", "/health")
+OPEN = (
+    "/", "/health", "/page.css", "/style.css", "/uplot.css", "/charts.js", "/compare.js", "/figures.js", "/one_run.js",
+    "/page.js", "/runs_table.js", "/shared.js", "/uplot.js",
+)  # fmt: skip
 
 _HEADERS = {
     "content-security-policy": (
