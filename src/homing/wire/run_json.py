@@ -221,6 +221,7 @@ class Train:
     is_deterministic: bool = False
     num_threads: int = 0  # number of CPU threads; 0 for as many as the machine has
     num_ranks: int = 0  # number of training processes, one per GPU; 0 for as many as there are GPUs
+    parallel: str = "auto"  # auto | ddp | zero2 | zero3 | hsdp: whether the ranks divide the model among them
     log_every: int = 10  # number of steps between metric lines
     max_bad_steps: int = 10  # the run stops after this many consecutive steps with a non-finite loss or gradient
     time_limit_s: float = 0.0  # wall-clock limit for the trainer; 0 for none

@@ -224,6 +224,10 @@ def test_a_run_that_reads_no_text_has_the_vocabulary_of_the_checkpoint_that_it_b
         ("phases.2.states=int8", "applies only to AdamW's moments"),
         (["phases.0.offload=optimizer", "train.device=cpu"], "has no effect with train.device: cpu"),
         (["phases.2.offload=optimizer", "phases.2.method=lora"], "does not help with method: lora"),
+        (["train.parallel=zero3", "phases.2.method=lora"], "zero3 cannot train phases.2 (sft, method: lora)"),
+        (["train.parallel=zero2", "phases.0.optimizer=adamw", "phases.0.states=int8"], "int8 does not work with"),
+        ("train.parallel=tensor", "homing has no tensor parallelism. Use zero3"),
+        ("train.parallel=fsdp", "zero3 is what torch calls FSDP"),
         ("model.from=nowhere", "No open weights"),
     ],
 )

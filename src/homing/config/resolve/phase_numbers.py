@@ -139,6 +139,21 @@ def _refuse_what_has_no_effect(trace: Trace, at: KeyPath) -> None:
             (*at, "offload"), f"does not help with method: {phase.method}: adapters have little state.",
             "Delete it, or use recompute: all or method: qlora.",
         )  # fmt: skip
+    parallel = trace.file.train.parallel
+    if parallel not in ("auto", "ddp"):
+        whole = phase.method if phase.method != "full" else "rl" if phase.kind == "rl" else ""
+        if whole:
+            trace.wrong(
+                ("train", "parallel"), f"{parallel} cannot train phases.{at[1]} ({phase.kind}, method: {phase.method}):"
+                f" with {whole}, every rank holds the whole model.",
+                "Set train.parallel: auto or ddp.",
+            )  # fmt: skip
+        elif phase.states == "int8":
+            trace.wrong(
+                (*at, "states"), f"int8 does not work with train.parallel: {parallel}: a block of 256 moments with one"
+                " scale could belong to two ranks.",
+                "Set states: fp32, or train.parallel: ddp.",
+            )  # fmt: skip
     if phase.offload != "none" and trace.file.train.device in ("cpu", "mps"):
         trace.wrong(
             (*at, "offload"), f"has no effect with train.device: {trace.file.train.device}: it is for CUDA GPUs.",

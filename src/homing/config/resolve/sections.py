@@ -238,6 +238,7 @@ def resolve_train(trace: Trace) -> Train:
         is_deterministic=trace.plain("train.is_deterministic", ("train", "deterministic")),
         num_threads=trace.plain("train.num_threads", ("train", "threads")),
         num_ranks=trace.plain("train.num_ranks", ("train", "ranks")),
+        parallel=trace.plain("train.parallel", ("train", "parallel")),
         log_every=trace.plain("train.log_every", ("train", "log_every")),
         max_bad_steps=trace.plain("train.max_bad_steps", ("train", "max_bad_steps")),
         time_limit_s=trace.take("train.time_limit_s", ("train", "time_limit"), limit, why),

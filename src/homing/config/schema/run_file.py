@@ -21,6 +21,7 @@ from homing.config.schema.value_types import (
     Filled,
     Flag,
     Number,
+    Parallel,
     Section,
     Switch,
     Text,
@@ -285,6 +286,14 @@ class Train(Section):
         example="2",
         ge=0,
         le=64,
+    )
+    parallel: Annotated[Literal["auto", "ddp", "zero2", "zero3", "hsdp"], Parallel] = key(
+        "How several ranks hold the model. ddp: each holds all of it. zero2, zero3: the ranks divide weights,"
+        " gradients and optimizer state among them, and gather the weights whole (zero2) or block by block (zero3)."
+        " hsdp: zero3 within a machine, or within each half of its GPUs. auto: ddp, zero2 or zero3, the first that"
+        " fits in GPU memory.",
+        default="auto",
+        example="zero3",
     )
     log_every: Count = key("Steps between log lines.", default=10, example="10", ge=1)
     max_bad_steps: Count = key(

@@ -26,6 +26,7 @@ __all__ = [
     "FilledList",
     "Flag",
     "Number",
+    "Parallel",
     "Section",
     "Switch",
     "Text",
@@ -37,6 +38,18 @@ __all__ = [
     "parse_number",
     "written",
 ]
+
+
+def _parallel(value: Any) -> Any:
+    """Refuse kinds of parallel training that other programs have, with a sentence about what to use instead."""
+    if isinstance(value, str) and value.lower() in ("tensor", "pipeline", "context", "expert", "fsdp"):
+        has = (
+            "zero3 is what torch calls FSDP"
+            if value.lower() == "fsdp"
+            else f"homing has no {value.lower()} parallelism"
+        )
+        raise ValueError(f"{has}. Use zero3 for a model that does not fit on one GPU")
+    return value
 
 
 def _whole(value: Any) -> int:
@@ -150,6 +163,7 @@ Duration = Annotated[float, BeforeValidator(_duration)]
 Usd = Annotated[Decimal, BeforeValidator(_usd)]
 Number = Annotated[float, BeforeValidator(parse_number)]
 Switch = BeforeValidator(_switch)
+Parallel = BeforeValidator(_parallel)
 
 
 def written(value: Any, kind: str) -> str:

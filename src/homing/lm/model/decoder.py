@@ -12,6 +12,7 @@ Shapes: B batch, T positions, D width, V vocabulary, P vocabulary with padding r
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,6 +37,7 @@ from homing.lm.model.layers import (
 )
 from homing.lm.model.loss import cap, mean_loss, token_losses
 from homing.lm.model.model_shape import check_shape, do_not_fit, misfits, padded_vocab
+from homing.lm.model.row_shards import Part, Shards, local, part_of, put
 from homing.lm.model.sdpa import Isolation, isolate
 from homing.lm.model.swift import SOFTCAP, SwiftBlock, SwiftStack
 from homing.wire.run_json import Lora, Model
@@ -128,6 +130,7 @@ class Decoder(nn.Module):
         self.lora: Lora | None = None
         self.dropout_clock: DropoutClock | None = None
         self.base_storage = ""  # storage format of the frozen base weights, set by lora.load_base
+        self.shards: Shards | None = None  # how the parameters are divided among ranks, set by shard_model
 
     # -- forward passes ----------------------------------------------------------------------------------------------
 
@@ -284,16 +287,26 @@ class Decoder(nn.Module):
 
     def num_params(self) -> int:
         """Return the number of parameters, not counting padding rows. A tied head is counted once."""
-        return sum(self.cut_padding(name, p).numel() for name, p in self.named_parameters())
+        return sum(math.prod(part.shape) for part in self.weight_parts().values())
 
     def weights_for_disk(self) -> dict[str, Tensor]:
         """Return name -> tensor as transformers expects them, without padding rows and without a tied head.
 
-        With adapters, return only the adapters, as peft expects them.
+        With adapters, return only the adapters, as peft expects them. If the weights are divided among ranks, call
+        `weight_parts` instead.
         """
+        assert self.shards is None, "this rank holds only a part of the weights"
         if self.lora is not None:
             return lora_tensors(self)
         return {name: self.cut_padding(name, p.detach()).contiguous() for name, p in self.named_parameters()}
+
+    def weight_parts(self) -> dict[str, Part]:
+        """Return name -> the rows of this parameter that this rank holds, without padding rows."""
+        return {name: self.part(name, local(p.detach()), p.shape[0]) for name, p in self.named_parameters()}
+
+    def part(self, name: str, tensor: Tensor, num_rows: int) -> Part:
+        """Return the place of `tensor`: this rank's rows of a parameter, of its gradient or of its optimizer state."""
+        return part_of(tensor, self.shards, num_rows, self.shape.vocab_size if _is_padded(name) else None)
 
     @torch.no_grad()
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
@@ -301,25 +314,27 @@ class Decoder(nn.Module):
         if self.lora is not None:
             load_adapter(self, tensors)
             return
-        wanted = dict(self.named_parameters())
-        given = dict(tensors)
+        wanted, given = self.weight_parts(), dict(tensors)
         if self.lm_head is None:
             # Some programs save the tied head as a second copy of the embedding; ignore the copy.
             given.pop("lm_head.weight", None)
-        expected = {name: tuple(self.cut_padding(name, parameter).shape) for name, parameter in wanted.items()}
+        expected = {name: part.shape for name, part in wanted.items()}
         if problems := misfits(expected, {name: tuple(tensor.shape) for name, tensor in given.items()}):
             raise do_not_fit(problems)
-        for name, parameter in wanted.items():
-            parameter.zero_()
-            self.cut_padding(name, parameter).copy_(given[name])
+        for name, parameter in self.named_parameters():
+            local(parameter).zero_()
+            put(wanted[name], given[name])
 
     def cut_padding(self, name: str, tensor: Tensor) -> Tensor:
         """Return the tensor without its vocabulary padding rows; a tensor with no such rows is returned unchanged.
 
         This also works for optimizer state of the same shape.
         """
-        is_padded = name.endswith(("embed_tokens.weight", "lm_head.weight", "value_embed.weight"))
-        return tensor[: self.shape.vocab_size] if is_padded else tensor
+        return tensor[: self.shape.vocab_size] if _is_padded(name) else tensor
+
+
+def _is_padded(name: str) -> bool:
+    return name.endswith(("embed_tokens.weight", "lm_head.weight", "value_embed.weight"))
 
 
 # -- weight initialization ---------------------------------------------------------------------------------------------
@@ -346,16 +361,18 @@ def init_weights(model: nn.Module, shape: Model, seed: int, optimizer: str) -> N
     Each parameter has its own random generator, seeded by (seed, name) and always on the CPU. So the same seed gives
     the same model on CPU, CUDA and MPS, whatever the padding and the order in which parameters are created.
     """
+    shards = model.shards if isinstance(model, Decoder) else None
     for name, parameter in model.named_parameters():
+        mine = local(parameter).zero_()  # the rows of this rank; padding rows stay 0
         if shape.family == "swift" and parameter.dim() == 1:
-            parameter.copy_(_scales(name, shape.num_layers))
+            put(part_of(mine, shards, parameter.shape[0]), _scales(name, shape.num_layers))
         elif name.endswith("norm.weight"):
-            parameter.fill_(1.0)
-        elif parameter.dim() == 1:
-            parameter.zero_()
-        else:
+            mine.fill_(1.0)
+        elif parameter.dim() > 1:
             std = _swift_std(name, shape) if shape.family == "swift" else _stock_std(name, parameter, shape, optimizer)
-            _draw(name, parameter, shape, seed, std)
+            num_rows = shape.vocab_size if _is_padded(name) else parameter.shape[0]
+            drawn = _drawn(name, num_rows, parameter.shape[1], seed, std)
+            put(part_of(mine, shards, parameter.shape[0], num_rows), drawn)
 
 
 def _scales(name: str, num_layers: int) -> Tensor:
@@ -366,14 +383,10 @@ def _scales(name: str, num_layers: int) -> Tensor:
     return torch.full((1,), 0.2 if name.endswith("backout_scale") else 0.0)
 
 
-def _draw(name: str, parameter: Tensor, shape: Model, seed: int, std: float) -> None:
-    is_padded = name.endswith(("embed_tokens.weight", "lm_head.weight", "value_embed.weight"))
-    num_rows = shape.vocab_size if is_padded else parameter.shape[0]
+def _drawn(name: str, num_rows: int, num_cols: int, seed: int, std: float) -> Tensor:
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-    drawn = torch.empty(num_rows, parameter.shape[1], device="cpu").normal_(0.0, std, generator=generator)
-    parameter.zero_()
-    parameter[:num_rows].copy_(drawn)
+    return torch.empty(num_rows, num_cols, device="cpu").normal_(0.0, std, generator=generator)
 
 
 def _stock_std(name: str, parameter: Tensor, shape: Model, optimizer: str) -> float:

@@ -27,9 +27,11 @@ from homing.lm.generate.load_adapter import read_base_record
 from homing.lm.generate.load_model import read_card, verify_files
 from homing.lm.model import Decoder, lora
 from homing.lm.model.open_weights import find_weights, read_tensors
+from homing.lm.model.row_shards import local
 from homing.lm.phases import PhaseWork, Remembers, open_phase
 from homing.lm.train.checkpoints import checkpoint_files
 from homing.lm.train.compute.hardware_choices import what_else
+from homing.lm.train.distributed.shard_model import pick_parallel, shard_model
 from homing.lm.train.open_session import Session
 from homing.lm.train.optim.offload import HostPlace, Place
 from homing.lm.train.optim.param_groups import Optimizer, build_optimizer, state_bytes
@@ -69,6 +71,8 @@ class Built:
     start: Path | None  # folder of the initial weights; None: random initialization
     # name -> contents of small files that checkpoints of this phase need in addition to those of the run
     metadata_files: dict[str, bytes] = field(default_factory=dict)
+    parallel: str = "ddp"  # how the ranks hold the model, and why, if there was a choice
+    parallel_reason: str = ""
     lineage: tuple[Stage, ...] = ()  # the training stages that the initial weights went through
 
     @property
@@ -77,8 +81,8 @@ class Built:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """The approximate size of a checkpoint: the trained weights, and two AdamW moments for each of them."""
-        return 3 * sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
+        """The approximate size of what this rank writes: its trained weights, and two AdamW moments for each."""
+        return 3 * sum(local(p).numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
 
 
 def build(session: Session, phase: Phase, previous: Path | None) -> Built:
@@ -87,7 +91,11 @@ def build(session: Session, phase: Phase, previous: Path | None) -> Built:
     work = open_phase(run, phase, data_dir=session.data_dir, run_dir=session.run_dir)
     start = start_of(session, phase, previous)
     torch.manual_seed(run.seed)
-    model, metadata_files = load_model(session, phase, start)
+    parallel, reason = _pick_parallel(session, phase)
+    if parallel == "ddp":
+        model, metadata_files = load_model(session, phase, start)
+    else:
+        model, metadata_files = _divided_model(session, phase, start, parallel), _metadata_of_start(start)
     if isinstance(work, Remembers):
         work.keep_start(model)
     try:
@@ -98,7 +106,17 @@ def build(session: Session, phase: Phase, previous: Path | None) -> Built:
             why=str(exc).splitlines()[0],
             fix=what_else(phase, "train a smaller model"),
         ) from exc
-    return Built(work, model, optimizer, start, metadata_files, _lineage(session, start))
+    return Built(work, model, optimizer, start, metadata_files, parallel, reason, _lineage(session, start))
+
+
+def _pick_parallel(session: Session, phase: Phase) -> tuple[str, str]:
+    run, device, free = session.run, session.device, None
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    # The first rank decides for all, because the others may have measured another amount of free memory.
+    precision = pick_precision(run.train.precision, device)
+    picked = pick_parallel(run.train.parallel, phase, run.sizes.num_params, session.ranks, free, precision)
+    return session.ranks.agree(picked)
 
 
 def _place(session: Session, phase: Phase, model: Decoder) -> Place:
@@ -210,6 +228,27 @@ def _whole_model(session: Loading, phase: Phase, start: Path | None) -> Decoder:
     if start is not None:
         model.load_weights(dict(_tensors(start)))
     return model.to(session.device)
+
+
+def _divided_model(session: Session, phase: Phase, start: Path | None, parallel: str) -> Decoder:
+    """Return a model of which this rank holds a part. The whole model is never in this process's memory.
+
+    Only if the initial weights have an adapter, it is merged into them first, in host memory.
+    """
+    if start is not None:
+        _check_tokenizer(session, start)
+    run, is_adapted = session.run, start is not None and (start / file_names.ADAPTER).is_file()
+    if start is not None and is_adapted:
+        model = _merged_model(session, start, phase.init_base, torch.device("cpu"))[0]
+    else:
+        model = Decoder(run.model)  # its memory is not used before something is written to it
+    check_count(run, model)
+    shard_model(model, parallel, session.ranks, session.device)
+    if not is_adapted:
+        model.init_weights(run.seed, phase.optimizer.kind)
+        if start is not None:
+            model.load_weights(dict(_tensors(start)))
+    return model
 
 
 def _adapted_model(

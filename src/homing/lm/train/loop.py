@@ -25,7 +25,7 @@ from homing.errors import HomingError
 from homing.lm.device import peak_flops
 from homing.lm.evals.bits_per_byte import Evaluation
 from homing.lm.generate.chat_and_text import sample_texts, write_samples
-from homing.lm.model import lora
+from homing.lm.model import Decoder, lora
 from homing.lm.tokenizer.tokenizer import lacks_turns
 from homing.lm.train.apply_landing import LandingController
 from homing.lm.train.build_phase import build, describe_start
@@ -35,6 +35,7 @@ from homing.lm.train.checkpoints.manager import CheckpointManager
 from homing.lm.train.compute.batch import Batch
 from homing.lm.train.compute.engine import Engine, Figures
 from homing.lm.train.distributed.ranks import Ranks, joined_ranks
+from homing.lm.train.distributed.shard_model import gathered_copy, release
 from homing.lm.train.distributed.start_ranks import check_num_ranks, is_rank
 from homing.lm.train.landing import Pace
 from homing.lm.train.metrics import Journal, SilentJournal, finite
@@ -53,6 +54,7 @@ __all__ = ["train"]
 # device type -> how many steps late the host reads a step's metrics. On a GPU, the next step is queued before the host
 # reads the metrics of the previous step.
 LATE = {"cuda": 1}
+_COPY_SHARE = 0.8  # share of free GPU memory that a copy of the model for sampling may take
 
 
 def train(run_dir: Path, *, say: Callable[[str], None], requests: ControlRequests | None = None) -> Outcome:
@@ -160,6 +162,7 @@ class _Phase:
         self.scale = 0.0  # learning rate of the last step, as a fraction of the peak
         self.begun_at = 0.0  # when the current step began
         self.is_plain_reported = False  # whether the warning about plain-text samples has been printed
+        self.is_skip_reported = False  # whether it has been reported that no samples are generated
         self.is_slow_reported = False  # whether a failure of CUDA graphs in sampling has been reported
         self.unread: deque[Figures] = deque()  # metrics of steps that the device may still be computing
         self.figures = Figures.none()  # metrics of the most recent step whose metrics have been read
@@ -227,7 +230,7 @@ class _Phase:
                     self._save(is_needed=due.is_last or stop is not None)
                 if stop:
                     return stop
-                if self.s.ranks.is_first and self._is_sample_due():
+                if (self.s.ranks.is_first or self.model.shards) and self._is_sample_due():
                     self._sample()
                 if is_first:
                     settle_gc()
@@ -265,16 +268,21 @@ class _Phase:
         )
 
     def _due(self, stop: Stop | None) -> _Due:
-        """Return what to do after this step. Only the first rank evaluates and saves, while the others wait."""
+        """Return what to do after this step.
+
+        Only the first rank evaluates and saves, while the others wait. If the model is divided among the ranks, all of
+        them do so together, when the first one says so.
+        """
         step, is_last, is_first_rank = self.state.step, self.state.step >= self.end_step, self.s.ranks.is_first
         # A stop may be due to a preemption with only seconds left: save a checkpoint, and skip the evaluation.
         is_evaluated = self.work.can_evaluate and (is_last or (self._is_eval_due() and not stop))
-        return _Due(
+        due = _Due(
             is_last=is_last,
             is_logged=step % max(1, self.s.run.train.log_every) == 0 or is_last,
             is_evaluated=is_evaluated and is_first_rank,
             is_saved=is_first_rank and (is_last or stop is not None or self._is_save_due()),
         )
+        return due if self.model.shards is None else self.s.ranks.agree(due)
 
     def _finish(self) -> Stop | None:
         self.final = self.checkpoints.folder(self.state.step)
@@ -292,6 +300,8 @@ class _Phase:
             self._event(
                 "weights_loaded", f"Starting from the weights of {describe_start(self.s, built.start)}.", notice=True
             )
+        if built.parallel_reason:
+            self._event("parallel_picked", built.parallel_reason, notice=True, parallel=built.parallel)
         if self.model.lora is not None:
             self._event("adapters_added", lora.describe(self.model), notice=True)
         if built.optimizer.place.is_away:
@@ -421,6 +431,7 @@ class _Phase:
 
         begun = time.monotonic()
         evaluation = self.work.evaluate(self.model, notify)
+        release(self.model)
         seconds = time.monotonic() - begun
         self.pace.evaluated(seconds)
         text = f"Evaluated on {evaluation.num_tokens:,} tokens in {format_duration(seconds)}."
@@ -482,8 +493,11 @@ class _Phase:
         try:
             with self.s.journal.still("sampling", "sampling", phase=self.phase.kind):
                 asked, seed = self._sampling(), self.s.run.seed + step
+                model = self.model if self.model.shards is None else self._whole_model()
+                if model is None:
+                    return
                 texts = sample_texts(
-                    self.model, self.s.tokenizer, asked, seed=seed, is_chat=is_chat, notify=self._sampling_is_slow
+                    model, self.s.tokenizer, asked, seed=seed, is_chat=is_chat, notify=self._sampling_is_slow
                 )
             path = write_samples(self.s.run_dir, self.phase.kind, step, texts)
         except (HomingError, OSError, RuntimeError) as error:
@@ -493,6 +507,18 @@ class _Phase:
         self.pace.sampled(seconds)
         where = str(path.relative_to(self.s.run_dir))
         self._event("sampled", texts[0][0] + texts[0][1], path=where, seconds=round(seconds, 3))
+
+    def _whole_model(self) -> Decoder | None:
+        """Return an undivided copy of the model on the first rank, if its memory has room for one; else None."""
+        needed = self.s.run.sizes.num_params * self.model.compute_dtype.itemsize
+        is_cuda = self.s.device.type == "cuda"
+        free = torch.cuda.mem_get_info(self.s.device)[0] if is_cuda else None
+        if not self.s.ranks.agree(free is None or needed < _COPY_SHARE * free):
+            text = f"No samples: a copy of the whole model ({format_bytes(needed)}) does not fit on one GPU."
+            self._event("samples_skipped", text, notice=not self.is_skip_reported)
+            self.is_skip_reported = True
+            return None
+        return gathered_copy(self.model, is_kept=self.s.ranks.is_first)
 
     def _sampling_is_slow(self, text: str) -> None:
         if not self.is_slow_reported:

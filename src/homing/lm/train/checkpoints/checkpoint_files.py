@@ -11,12 +11,13 @@ renamed to a hidden name before it is deleted, so that a killed deletion never l
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from safetensors.torch import load_file
 from homing.errors import IntegrityError, RunFailed
 from homing.lm.data.shards.read_shards import file_sha256
 from homing.lm.model.open_weights.load_and_save import save_tensors
+from homing.lm.train.checkpoints.shared_files import SharedFile, leave_marker, wait_for_markers
 from homing.lm.train.optim.schedule import Landing
 from homing.units import format_bytes
 from homing.wire import codec, file_names
@@ -39,6 +41,7 @@ __all__ = [
     "LoadedCheckpoint",
     "Refused",
     "TrainState",
+    "begin",
     "clean_up",
     "find_latest",
     "list_steps",
@@ -49,6 +52,8 @@ __all__ = [
     "retain",
     "rng_state",
     "save",
+    "save_shared",
+    "unwritten",
     "verify",
 ]
 
@@ -109,29 +114,86 @@ def save(
 
     `metadata_files` maps the names of the small files (run, tokenizer, config) to their contents.
     """
-    folder = phase_dir / file_names.step_dir(state.step)
-    temporary = phase_dir / f"{_TEMPORARY}{folder.name}"
-    try:
-        phase_dir.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
-        _need_space(phase_dir, [*weights.values(), *optimizer.values()])
-        temporary.mkdir()
+    with _writing(phase_dir, state.step) as temporary:
+        begin(phase_dir, state.step, _num_bytes([*weights.values(), *optimizer.values()]))
         save_tensors(_for_disk(weights), temporary / weights_name, metadata={"format": "pt"})
         save_tensors(_for_disk(optimizer), temporary / file_names.OPTIMIZER)
-        (temporary / file_names.STATE).write_text(codec.dumps(state, indent=1), encoding="utf-8")
-        for name, data in metadata_files.items():
-            (temporary / name).write_bytes(data)
-        files = [_sync_and_hash(path) for path in sorted(temporary.iterdir())]
-        _write_durably(temporary / file_names.MANIFEST, _seal(dataclasses.replace(manifest, files=files)))
-        _sync_folder(temporary)
-        _put_in_place(temporary, folder)
+        return _finish(phase_dir, manifest, state, metadata_files)
+
+
+def begin(phase_dir: Path, step: int, num_bytes: int, files: Sequence[SharedFile] = ()) -> Path:
+    """Make the hidden folder in which a checkpoint is written, with `files` in it; return its path."""
+    temporary = _temporary(phase_dir, step)
+    phase_dir.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(temporary, ignore_errors=True)
+    _need_space(phase_dir, num_bytes)
+    temporary.mkdir()
+    for file in files:
+        file.create(temporary)
+    return temporary
+
+
+def save_shared(
+    phase_dir: Path,
+    manifest: CheckpointManifest,
+    state: TrainState,
+    write: Callable[[Path], None],
+    *,
+    rank: int,
+    num_ranks: int,
+    metadata_files: Mapping[str, bytes],
+) -> Path:
+    """Write this rank's part of a checkpoint after `begin`; the first rank waits for the others and completes it."""
+    if rank:
+        temporary, problem = _temporary(phase_dir, state.step), ""
+        try:
+            write(temporary)
+        except OSError as exc:
+            problem = exc.strerror or str(exc)
+        with contextlib.suppress(OSError):  # the folder is gone if the first rank has failed
+            leave_marker(temporary, rank, problem)
+        if problem:
+            raise RunFailed(f"Rank {rank} could not write its part of step {state.step:,}.", problem)
+        return phase_dir / file_names.step_dir(state.step)
+    with _writing(phase_dir, state.step) as temporary:
+        write(temporary)
+        wait_for_markers(temporary, num_ranks)
+        return _finish(phase_dir, manifest, state, metadata_files)
+
+
+def _temporary(phase_dir: Path, step: int) -> Path:
+    return phase_dir / f"{_TEMPORARY}{file_names.step_dir(step)}"
+
+
+@contextlib.contextmanager
+def _writing(phase_dir: Path, step: int) -> Iterator[Path]:
+    temporary = _temporary(phase_dir, step)
+    try:
+        yield temporary
     except OSError as exc:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise RunFailed(
-            what=f"The checkpoint for step {state.step:,} could not be written to {phase_dir}.",
-            why=exc.strerror or str(exc),
-            fix="Free disk space there, or lower checkpoint.keep_last to keep fewer checkpoints.",
-        ) from exc
+        raise unwritten(phase_dir, step, exc.strerror or str(exc)) from exc
+
+
+def unwritten(phase_dir: Path, step: int, problem: str) -> RunFailed:
+    return RunFailed(
+        what=f"The checkpoint for step {step:,} could not be written to {phase_dir}.",
+        why=problem,
+        fix="Free disk space there, or lower checkpoint.keep_last to keep fewer checkpoints.",
+    )
+
+
+def _finish(
+    phase_dir: Path, manifest: CheckpointManifest, state: TrainState, metadata_files: Mapping[str, bytes]
+) -> Path:
+    folder, temporary = phase_dir / file_names.step_dir(state.step), _temporary(phase_dir, state.step)
+    (temporary / file_names.STATE).write_text(codec.dumps(state, indent=1), encoding="utf-8")
+    for name, data in metadata_files.items():
+        (temporary / name).write_bytes(data)
+    files = [_sync_and_hash(path) for path in sorted(temporary.iterdir())]
+    _write_durably(temporary / file_names.MANIFEST, _seal(dataclasses.replace(manifest, files=files)))
+    _sync_folder(temporary)
+    _put_in_place(temporary, folder)
     return folder
 
 
@@ -296,8 +358,12 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor:
     return torch.frombuffer(tensor.view(-1).view(torch.uint8).numpy(), dtype=tensor.dtype).view(tensor.shape)
 
 
-def _need_space(phase_dir: Path, tensors: list[torch.Tensor]) -> None:
-    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors) + _SPARE_BYTES
+def _num_bytes(tensors: list[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _need_space(phase_dir: Path, num_bytes: int) -> None:
+    needed = num_bytes + _SPARE_BYTES
     free = shutil.disk_usage(phase_dir).free
     if free < needed:
         raise OSError(errno.ENOSPC, f"It needs {format_bytes(needed)}, but only {format_bytes(free)} are free.")

@@ -34,6 +34,7 @@ from homing.lm.train.build_phase import Built
 from homing.lm.train.checkpoints import checkpoint_files
 from homing.lm.train.checkpoints.checkpoint_files import Refused, TrainState
 from homing.lm.train.checkpoints.compatibility import check_same, config_sha256
+from homing.lm.train.checkpoints.shared_files import SharedFile
 from homing.lm.train.metrics import Notify, finite
 from homing.lm.train.open_session import Session
 from homing.units import format_duration
@@ -143,6 +144,9 @@ class CheckpointManager:
         self.saved_step = state.step
         state = dataclasses.replace(state, rng=checkpoint_files.rng_state(self.s.device))
         manifest = self._manifest(state, built, evaluation, is_final=is_final)
+        if built.model.shards is not None:
+            self._save_shared(state, manifest, built, begun, is_final=is_final, is_needed=is_needed)
+            return
         weights, optimizer = built.model.weights_for_disk(), built.optimizer.state_tensors()
         metadata_files = self.s.metadata_files | built.metadata_files | _metadata_of(built)
         self.s.journal.sync()
@@ -157,12 +161,59 @@ class CheckpointManager:
                 self.dir, manifest, state, weights=weights, optimizer=optimizer, metadata_files=metadata_files,
                 weights_name=built.weights_name,
             )  # fmt: skip
-            self._damaged = [entry for entry in self._damaged if entry.folder != folder]  # it was just rewritten
-            checkpoint_files.repair_pointers(self.dir, manifest, damaged=self._damaged)
-            checkpoint_files.retain(self.dir, keep_last=self.phase.keep_last, damaged=self._damaged)
+            self._settle_folder(folder, manifest)
             return folder
 
-        self._saving = Saving(state.step, write, begun, is_final=is_final, is_needed=is_needed)
+        self._start_saving(state.step, write, begun, is_held=is_held, is_final=is_final, is_needed=is_needed)
+
+    def _save_shared(
+        self, state: TrainState, manifest: CheckpointManifest, built: Built, begun: float, *, is_final: bool,
+        is_needed: bool,
+    ) -> None:  # fmt: skip
+        """Save a checkpoint of a model that is divided among ranks. All ranks must call this at the same step."""
+        ranks, weights, optimizer = self.s.ranks, built.model.weight_parts(), built.optimizer.state_parts()
+        files = [SharedFile.of(built.weights_name, weights, {"format": "pt"}),
+                 SharedFile.of(file_names.OPTIMIZER, optimizer)]  # fmt: skip
+        problem = ""
+        if ranks.is_first:
+            self.s.journal.sync()
+            try:
+                checkpoint_files.begin(self.dir, state.step, sum(file.num_bytes for file in files), files)
+            except OSError as error:
+                problem = error.strerror or str(error)
+        problem = ranks.agree(problem)  # without the files, no rank has anywhere to write
+        tensors = {group: {name: part.tensor for name, part in parts.items()}
+                   for group, parts in (("weights", weights), ("optimizer", optimizer))}  # fmt: skip
+        is_held = is_needed or not self._snapshot.has_room(**tensors)
+        if not is_held:
+            tensors = self._snapshot.take(**tensors)
+
+        def write_rows(temporary: Path) -> None:
+            for file, parts, mine in zip(files, (weights, optimizer), tensors.values(), strict=True):
+                file.write(temporary, parts, mine)
+
+        def write() -> Path:
+            if problem:
+                raise checkpoint_files.unwritten(self.dir, state.step, problem)
+            folder = checkpoint_files.save_shared(
+                self.dir, manifest, state, write_rows, rank=ranks.rank, num_ranks=ranks.count,
+                metadata_files=self.s.metadata_files | built.metadata_files,
+            )  # fmt: skip
+            if ranks.is_first:
+                self._settle_folder(folder, manifest)
+            return folder
+
+        self._start_saving(state.step, write, begun, is_held=is_held, is_final=is_final, is_needed=is_needed)
+
+    def _settle_folder(self, folder: Path, manifest: CheckpointManifest) -> None:
+        self._damaged = [entry for entry in self._damaged if entry.folder != folder]  # it was just rewritten
+        checkpoint_files.repair_pointers(self.dir, manifest, damaged=self._damaged)
+        checkpoint_files.retain(self.dir, keep_last=self.phase.keep_last, damaged=self._damaged)
+
+    def _start_saving(
+        self, step: int, write: Callable[[], Path], begun: float, *, is_held: bool, is_final: bool, is_needed: bool
+    ) -> None:
+        self._saving = Saving(step, write, begun, is_final=is_final, is_needed=is_needed)
         if is_held:
             self._saving.join()
         self._saving.held_s = time.monotonic() - begun

@@ -37,6 +37,7 @@ from homing.lm.train.compute.hardware_choices import (
     pick_choices,
     what_else,
 )
+from homing.lm.train.distributed.shard_model import begin_backward
 from homing.lm.train.metrics import Notify
 from homing.lm.train.open_session import Session
 from homing.lm.train.stop_requests import FatalError
@@ -179,7 +180,8 @@ class Engine:
                 lora.begin_step(self.model, step, first_row=self.s.ranks.rank * self.num_rows)
                 micro_batches = list(batch.micro_batches(self.micro_batch))
                 self.passes.begin(micro_batches)
-                for piece in micro_batches:
+                for number, piece in enumerate(micro_batches, start=1):
+                    begin_backward(self.model, is_last=number == len(micro_batches))
                     total += self.passes.run(piece)
             except torch.OutOfMemoryError as exc:
                 feed, problem = _OUT_OF_MEMORY, str(exc).splitlines()[0]
@@ -191,7 +193,10 @@ class Engine:
                 feed, problem = _NOT_COMPILED, f"{type(exc).__name__}: {str(exc).strip()[:500]}"
             # Handle the error outside the `except` block, where the exception no longer references the tensors of the
             # failed step. All ranks must adapt in the same way, or their gradient all-reduces would not match.
-            feed = self.s.ranks.worst(feed, within_s=self.compiling.deadline_s)
+            if self.model.shards is None:
+                feed = self.s.ranks.worst(feed, within_s=self.compiling.deadline_s)
+            elif feed != _GOOD:
+                raise self._cannot_adapt(feed, problem)
             if feed == _GOOD:
                 self.s.ranks.add_up(self.model, total)
                 self.compiling.is_proven = self.compiling.is_on
@@ -215,6 +220,21 @@ class Engine:
                 why=str(exc).splitlines()[0],
                 fix=what_else(dataclasses.replace(self.phase, recompute="all"), "train a smaller model"),
             ) from exc
+
+    def _cannot_adapt(self, feed: int, problem: str) -> FatalError:
+        """Return the error of a rank that failed in the middle of a step whose weights all ranks gather together.
+
+        The others wait for it in a collective, so they cannot agree to try again. They end because this rank does.
+        """
+        if feed == _NOT_COMPILED:
+            return _not_compiled(problem)
+        return FatalError(
+            what=f"Out of memory at a micro-batch of {self.micro_batch} rows.",
+            why=problem,
+            fix=f"Set micro_batch: {lower_micro_batch(self.micro_batch, self.num_rows)} in the phase (same batch size)."
+            if self.micro_batch > 1
+            else what_else(self.phase, "lower model.context"),
+        )
 
     def _shrink(self, problem: str) -> None:
         """Use a smaller micro-batch with the same batch size.
@@ -309,11 +329,7 @@ class Compiling:
         A run that requires compilation must not silently train more slowly without it.
         """
         if self.s.run.train.compile == "on":
-            raise FatalError(
-                what="torch.compile failed on this model.",
-                why=problem,
-                fix="Set train.compile: off (slower, same results), or auto to continue uncompiled when it fails.",
-            )
+            raise _not_compiled(problem)
         text = f"warning: torch.compile failed; training continues without it and is slower. {problem}"
         self.notify("compile_failed", text, notice=True)
         self.switch(is_on=False)
@@ -321,3 +337,12 @@ class Compiling:
     def keep(self) -> None:
         if self.is_on and self.s.ranks.is_first:
             self._cache.save(self.parts)
+
+
+def _not_compiled(problem: str) -> FatalError:
+    return FatalError(
+        what="torch.compile failed on this model.",
+        why=problem,
+        fix="Set train.compile: off (slower, same results), or auto to continue uncompiled when it fails."
+        " With train.parallel: zero2, zero3 or hsdp, auto cannot continue either.",
+    )

@@ -115,10 +115,14 @@ class Ranks:
         return int(held)
 
     def add_up(self, model: nn.Module, total: Tensor) -> None:
-        """Replace gradients and `total` by their sums over all ranks, in place."""
+        """Replace gradients and `total` by their sums over all ranks, in place.
+
+        If the model is divided among the ranks, FSDP has already added up the gradients in the backward pass.
+        """
         if self.count == 1:
             return
-        grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        is_divided = getattr(model, "shards", None) is not None
+        grads = [p.grad for p in model.parameters() if p.grad is not None and not is_divided]
         for bucket in _buckets(grads):
             flat = torch.cat([grad.flatten() for grad in bucket]) if len(bucket) > 1 else bucket[0]
             dist.all_reduce(flat)

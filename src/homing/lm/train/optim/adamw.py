@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from homing.lm.model.decoder import Decoder
 from homing.lm.model.nf4 import dequantize_blocks, quantize_blocks
+from homing.lm.model.row_shards import Part, local
 from homing.lm.train.optim.offload import AT_A_TIME, Load, Now, Place, Span, cut
 
 __all__ = ["BLOCK", "LEAST_SIZE", "Adam8Group", "AdamBase", "AdamGroup", "Named"]
@@ -43,7 +44,8 @@ class AdamBase(ABC):
         place: Place | None = None,
     ) -> None:  # fmt: skip
         self.names = [name for name, _ in named]
-        self.parameters: list[Tensor] = [parameter for _, parameter in named]
+        self._owners = [parameter for _, parameter in named]
+        self.parameters: list[Tensor] = [local(parameter) for parameter in self._owners]  # the rows of this rank
         self.lr, self.betas, self.eps, self.decay = lr, betas, eps, decay
         self.place = place or Place(self.parameters[0].device)
 
@@ -55,18 +57,17 @@ class AdamBase(ABC):
         """
 
     @abstractmethod
-    def state(self, model: Decoder) -> Iterator[tuple[str, str, Tensor]]:
-        """Yield (name on disk, parameter name, live tensor) for each state tensor.
-
-        The parameter name is "" if the tensor has no padding rows to cut.
-        """
+    def state(self, model: Decoder) -> Iterator[tuple[str, Part]]:
+        """Yield (name on disk, live tensor without padding rows and its place) for each state tensor."""
 
     def grads(self, part: Sequence[Span]) -> list[Tensor]:
         made = []
         for span in part:
-            grad = self.parameters[span.index].grad
-            assert grad is not None, f"no gradient for {self.names[span.index]}; call backward() before step()"
-            made.append(span.cut(grad))
+            owner = self._owners[span.index]
+            assert owner.grad is not None, f"no gradient for {self.names[span.index]}; call backward() before step()"
+            is_same = local(owner).data_ptr() == self.parameters[span.index].data_ptr()
+            assert is_same, "the model was moved after its optimizer was created"
+            made.append(span.cut(local(owner.grad)))
         return made
 
 
@@ -128,10 +129,10 @@ class AdamGroup(AdamBase):
         torch._foreach_add_(spread, self.eps)
         torch._foreach_addcdiv_(parameters, means, spread, -lr / (1.0 - beta1**num_steps))
 
-    def state(self, model: Decoder) -> Iterator[tuple[str, str, Tensor]]:
-        for name, mean, square in zip(self.names, self.means, self.squares, strict=True):
-            yield f"{name}.exp_avg", name, mean
-            yield f"{name}.exp_avg_sq", name, square
+    def state(self, model: Decoder) -> Iterator[tuple[str, Part]]:
+        for name, owner, mean, square in zip(self.names, self._owners, self.means, self.squares, strict=True):
+            yield f"{name}.exp_avg", model.part(name, mean, owner.shape[0])
+            yield f"{name}.exp_avg_sq", model.part(name, square, owner.shape[0])
 
 
 BLOCK = 256
@@ -214,7 +215,7 @@ class Adam8Group(AdamBase):
         _write(mean, first, now.is_good, is_signed=True)
         _write(square, second, now.is_good, is_signed=False)
 
-    def state(self, model: Decoder) -> Iterator[tuple[str, str, Tensor]]:
+    def state(self, model: Decoder) -> Iterator[tuple[str, Part]]:
         """Yield the state without padding rows.
 
         The caller could not remove them, because each magnitude belongs to a block, and the padding may begin in the
@@ -223,5 +224,6 @@ class Adam8Group(AdamBase):
         for name, mean, square in zip(self.names, self.means, self.squares, strict=True):
             for kind, moment in (("exp_avg", mean), ("exp_avg_sq", square)):
                 indices = model.cut_padding(name, moment.indices)
-                yield f"{name}.{kind}.uint8", "", indices
-                yield f"{name}.{kind}.magnitudes", "", moment.magnitudes[: -(-indices.numel() // BLOCK)]
+                magnitudes = moment.magnitudes[: -(-indices.numel() // BLOCK)]
+                yield f"{name}.{kind}.uint8", Part(tuple(indices.shape), 0, indices)
+                yield f"{name}.{kind}.magnitudes", Part(tuple(magnitudes.shape), 0, magnitudes)

@@ -16,18 +16,30 @@ Shapes: M matrices of one shape, R rows, C columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from homing.lm.model.row_shards import Part
 from homing.lm.train.distributed.ranks import ALONE, Ranks
 from homing.lm.train.optim.offload import Load, Now, Place
 from homing.wire.run_json import Optimizer
 
-__all__ = ["EAGER", "POLAR_EXPRESS", "MuonGroup", "compiled_parts", "momentum_at", "orthogonalize", "product_type"]
+__all__ = [
+    "EAGER",
+    "POLAR_EXPRESS",
+    "MuonGroup",
+    "compiled_parts",
+    "evening_factor_",
+    "how_for",
+    "momentum_at",
+    "orthogonalize",
+    "product_type",
+    "shrink_",
+]
 
 # Coefficients (a, b, c) of the polynomials a x + b x^3 + c x^5, which are applied one after another. They assume
 # singular values in [0.001, 1]. They are slightly more cautious than the optimal coefficients, so that bf16 rounding
@@ -92,23 +104,12 @@ class MuonGroup:
         device = self.weights_MRC.device
         self.place = place or Place(device)
         self.momentum_MRC = self.place.full(self.weights_MRC.shape, 0.0, torch.float32)
+        self.how = how_for(rows, cols, spec, device, self.ranks.share(len(named)))
         # The second moment: one number per row of each matrix or, if there are more columns than rows, per column. It
         # is empty if variance_beta is 0. It is small and always stays on the device.
-        along = -1 if rows >= cols else -2
-        sides = (rows, 1) if along == -1 else (1, cols)
+        sides = (rows, 1) if self.how.along == -1 else (1, cols)
         num_squares = len(named) if spec.variance_beta else 0
         self.squares = torch.zeros(num_squares, *sides, device=device, dtype=torch.float32)
-        self.how = How(
-            # Scale up the steps of tall matrices. Without this factor a step would change their outputs less than those
-            # of other matrices, because their columns are longer.
-            scale=max(1.0, rows / cols) ** 0.5,
-            along=along,
-            variance_beta=spec.variance_beta,
-            decay=spec.weight_decay,
-            is_cautious=spec.is_cautious,
-            kind=product_type(device),
-            mine=self.ranks.share(len(named)),
-        )
         self.parts: Parts = EAGER
         # The learning rate and momentum are 0-dim CPU tensors, which are read when a kernel is launched. If they were
         # Python numbers, every change would trigger a recompilation.
@@ -120,6 +121,14 @@ class MuonGroup:
 
     def loads(self) -> list[Load]:
         return [Load([self.momentum_MRC], self._step, self.place.is_away)]
+
+    def state(self) -> Iterator[tuple[str, Part]]:
+        """Yield (name on disk, live tensor and its place) for each state tensor."""
+        for name, momentum in zip(self.names, self.momentum_MRC, strict=True):
+            yield f"{name}.momentum", Part(tuple(momentum.shape), 0, momentum)
+        # `squares` is empty if variance_beta is 0.
+        for name, squares in zip(self.names, self.squares, strict=False):
+            yield f"{name}.squares", Part(tuple(squares.shape), 0, squares)
 
     @torch.no_grad()
     def _step(self, states: Sequence[Tensor], now: Now) -> None:
@@ -150,6 +159,20 @@ class How:
     mine: slice  # the matrices that this rank orthogonalizes
 
 
+def how_for(rows: int, cols: int, spec: Optimizer, device: torch.device, mine: slice = slice(None)) -> How:
+    return How(
+        # Scale up the steps of tall matrices. Without this factor a step would change their outputs less than those of
+        # other matrices, because their columns are longer.
+        scale=max(1.0, rows / cols) ** 0.5,
+        along=-1 if rows >= cols else -2,
+        variance_beta=spec.variance_beta,
+        decay=spec.weight_decay,
+        is_cautious=spec.is_cautious,
+        kind=product_type(device),
+        mine=mine,
+    )
+
+
 def direct_(momentum_MRC: Tensor, g_MRC: Tensor, is_good: Tensor, momentum: Any, how: How) -> Tensor:
     """Update the momentum with the gradients; return the orthogonalized updates of this rank's matrices."""
     # If the step is to be skipped, replace the gradient with the momentum, so that the momentum stays unchanged.
@@ -161,17 +184,22 @@ def direct_(momentum_MRC: Tensor, g_MRC: Tensor, is_good: Tensor, momentum: Any,
 def move_(weights_MRC: Tensor, squares: Tensor, update_MRC: Tensor, is_good: Tensor, rate: Any, how: How) -> None:
     update_MRC = update_MRC.float()
     if how.variance_beta:
-        update_MRC = update_MRC * _evening_factor_(squares, update_MRC, is_good, how)
+        update_MRC = update_MRC * evening_factor_(squares, update_MRC, is_good, how)
     rate = rate * is_good
-    if how.decay and how.is_cautious:
-        # Cautious weight decay: a weight decays only if the update moves it towards zero too.
-        weights_MRC.sub_(weights_MRC * (weights_MRC * update_MRC > 0) * (rate * how.decay))
-    elif how.decay:
-        weights_MRC.mul_(1.0 - rate * how.decay)
+    shrink_(weights_MRC, update_MRC, rate, how)
     weights_MRC.sub_(update_MRC * (rate * how.scale))
 
 
-def _evening_factor_(squares: Tensor, update_MRC: Tensor, is_good: Tensor, how: How) -> Tensor:
+def shrink_(weights: Tensor, update: Tensor, rate: Any, how: How) -> None:
+    """Apply weight decay."""
+    if how.decay and how.is_cautious:
+        # Cautious weight decay: a weight decays only if the update moves it towards zero too.
+        weights.sub_(weights * (weights * update > 0) * (rate * how.decay))
+    elif how.decay:
+        weights.mul_(1.0 - rate * how.decay)
+
+
+def evening_factor_(squares: Tensor, update_MRC: Tensor, is_good: Tensor, how: How) -> Tensor:
     """Return a factor per row (or column) that makes all rows move equally far over time and keeps the update's norm.
 
     The method is from "NorMuon" (arXiv:2510.05491).

@@ -19,21 +19,26 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from homing.errors import DataError
 from homing.lm.model.decoder import Decoder
+from homing.lm.model.row_shards import Part, Shards, local, part_of, put
 from homing.lm.train.distributed.ranks import ALONE, Ranks
 from homing.lm.train.optim.adamw import BLOCK, LEAST_SIZE, Adam8Group, AdamBase, AdamGroup
 from homing.lm.train.optim.muon import EAGER, MuonGroup, compiled_parts
+from homing.lm.train.optim.muon_shards import ShardedMuonGroup, assign
 from homing.lm.train.optim.offload import Load, Now, Place
 from homing.wire.run_json import Optimizer as OptimizerSpec
 
 __all__ = ["Optimizer", "build_optimizer", "clip_gradients", "grad_norm", "state_bytes"]
+
+AnyMuon = MuonGroup | ShardedMuonGroup
 
 
 def build_optimizer(model: Decoder, spec: OptimizerSpec, ranks: Ranks = ALONE, place: Place | None = None) -> Optimizer:
@@ -52,12 +57,8 @@ def build_optimizer(model: Decoder, spec: OptimizerSpec, ranks: Ranks = ALONE, p
     # are multiplied together over all layers, so their effect is exponential in depth.
     lr |= {"values": 0.5 * spec.lr_embedding, "scalars": spec.lr_scalar, "keep": 0.01 * spec.lr_scalar}
     lr |= {"adapter": spec.lr, "magnitude": spec.lr}
-    muon: list[MuonGroup] = []
-    if spec.kind == "muon":
-        by_shape: dict[torch.Size, list[tuple[str, nn.Parameter]]] = defaultdict(list)
-        for name, parameter in parts.pop("block", []):
-            by_shape[parameter.shape].append((name, parameter))
-        muon = [MuonGroup(named, spec, ranks, place) for named in by_shape.values()]
+    blocks = parts.pop("block", []) if spec.kind == "muon" else []
+    muon = _muon_groups(blocks, spec, model.shards, ranks, place)
     adam: list[AdamBase] = []
     for part, named in parts.items():
         decay = spec.weight_decay if part in ("block", "adapter") else 0.0
@@ -73,10 +74,24 @@ def state_bytes(model: Decoder, spec: OptimizerSpec) -> int:
         if not parameter.requires_grad:
             continue
         if spec.kind == "muon" and _part(name, parameter, is_tied=model.shape.is_tied) == "block":
-            total += 4 * parameter.numel()
-        elif parameter.numel() >= LEAST_SIZE:
-            total += 2 * moment * parameter.numel()
+            total += 4 * local(parameter).numel()
+        elif local(parameter).numel() >= LEAST_SIZE:
+            total += 2 * moment * local(parameter).numel()
     return int(total)
+
+
+def _muon_groups(
+    named: list[tuple[str, nn.Parameter]], spec: OptimizerSpec, shards: Shards | None, ranks: Ranks, place: Place
+) -> list[AnyMuon]:
+    by_shape: dict[torch.Size, list[tuple[str, nn.Parameter]]] = defaultdict(list)
+    for name, parameter in named:
+        by_shape[parameter.shape].append((name, parameter))
+    if shards is None:
+        return [MuonGroup(same, spec, ranks, place) for same in by_shape.values()]
+    owners = dict(zip((n for n, _ in named), assign([p.shape for _, p in named], shards.count), strict=True))
+    return [
+        ShardedMuonGroup(same, [owners[name] for name, _ in same], spec, shards, place) for same in by_shape.values()
+    ]
 
 
 def _adam_groups(
@@ -84,8 +99,8 @@ def _adam_groups(
 ) -> list[AdamBase]:
     assert spec.states in ("fp32", "int8"), f"unknown states {spec.states!r}"
     same: dict[str, Any] = {"lr": lr, "betas": (spec.beta1, spec.beta2), "eps": spec.eps, "decay": decay}
-    small = [(name, parameter) for name, parameter in named if parameter.numel() < LEAST_SIZE]
-    large = [(name, parameter) for name, parameter in named if parameter.numel() >= LEAST_SIZE]
+    small = [(name, parameter) for name, parameter in named if local(parameter).numel() < LEAST_SIZE]
+    large = [(name, parameter) for name, parameter in named if local(parameter).numel() >= LEAST_SIZE]
     if spec.states == "fp32" and not place.is_away:
         small, large = named, []  # put all parameters in one group, so that a single fused kernel steps them all
     groups: list[AdamBase] = []
@@ -121,7 +136,7 @@ class Optimizer:
     `step(lr_scale)` multiplies every learning rate by `lr_scale`, the schedule's current value.
     """
 
-    def __init__(self, model: Decoder, muon: Sequence[MuonGroup], adam: Sequence[AdamBase], place: Place) -> None:
+    def __init__(self, model: Decoder, muon: Sequence[AnyMuon], adam: Sequence[AdamBase], place: Place) -> None:
         self.model, self.place = model, place
         self.muon, self.adam = list(muon), list(adam)
         self._loads = [load for muon_group in self.muon for load in muon_group.loads()]
@@ -151,8 +166,9 @@ class Optimizer:
 
     def compile_steps(self, *, is_on: bool = True, **settings: Any) -> None:
         """Make Muon compile its steps at the next call. AdamW is not compiled, because it uses a fused kernel."""
-        parts = compiled_parts(**settings) if is_on and self.muon else EAGER
-        for muon_group in self.muon:
+        groups = [group for group in self.muon if isinstance(group, MuonGroup)]
+        parts = compiled_parts(**settings) if is_on and groups else EAGER
+        for muon_group in groups:
             muon_group.parts = parts
 
     def rehearse(self) -> None:
@@ -160,7 +176,7 @@ class Optimizer:
 
         Ranks do not communicate during this step, so a rank on which compilation fails does not block the others.
         """
-        compiled = [group for group in self.muon if group.is_compiled]
+        compiled = [group for group in self.muon if isinstance(group, MuonGroup) and group.is_compiled]
         for parameter in [parameter for group in compiled for parameter in group.parameters]:
             parameter.grad = torch.zeros_like(parameter)
         nothing = Now(0.0, self.step_count, torch.zeros_like(self.step_count), is_rehearsed=True)
@@ -174,39 +190,42 @@ class Optimizer:
     # -- state -------------------------------------------------------------------------------------------------------
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Return name -> state tensor. These are views of the live state: save or copy them before the next step."""
+        """Return name -> state tensor. These are views of the live state: save or copy them before the next step.
+
+        If the model is divided among ranks, call `state_parts` instead.
+        """
+        assert self.model.shards is None, "this rank holds only a part of the state"
+        return {name: part.tensor for name, part in self.state_parts().items()}
+
+    def state_parts(self) -> dict[str, Part]:
+        """Return name -> the part of this state tensor that this rank holds, as views of the live state."""
         self.place.settle()
-        tensors = {name: self.model.cut_padding(owner, t).detach() for name, owner, t in self._state()}
-        return {**tensors, "num_steps": torch.tensor(self.num_steps, dtype=torch.int64)}
+        count = part_of(torch.tensor(self.num_steps, dtype=torch.int64), self.model.shards, 1)
+        return {**dict(self._state()), "num_steps": count}
 
     @torch.no_grad()
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore saved state exactly. Raise DataError naming each missing, unknown or wrongly shaped tensor."""
         self.place.settle()
-        live = {name: self.model.cut_padding(owner, t) for name, owner, t in self._state()}
+        live = dict(self._state())
         problems = [f"{name} is missing." for name in [*live, "num_steps"] if name not in tensors]
         problems += [f"{name} belongs to another optimizer." for name in tensors if name not in {*live, "num_steps"}]
         for name in live.keys() & tensors.keys():
-            if live[name].shape != tensors[name].shape:
-                problems.append(f"{name} has shape {tuple(tensors[name].shape)}, not {tuple(live[name].shape)}.")
+            if live[name].shape != tuple(tensors[name].shape):
+                problems.append(f"{name} has shape {tuple(tensors[name].shape)}, not {live[name].shape}.")
         if problems:
             raise DataError(
                 what="The optimizer state does not match this run.",
                 why="\n".join(sorted(problems)[:12]),
                 fix="Resume with the model and optimizer of the run that saved it, or start a new run.",
             )
-        for name, tensor in live.items():
-            tensor.copy_(tensors[name])
+        for name, part in live.items():
+            put(part, tensors[name])
         self.step_count.fill_(float(tensors["num_steps"]))
 
-    def _state(self) -> Iterable[tuple[str, str, Tensor]]:
-        """Yield (name on disk, parameter name, live tensor) for each state tensor."""
+    def _state(self) -> Iterator[tuple[str, Part]]:
         for muon_group in self.muon:
-            for name, momentum in zip(muon_group.names, muon_group.momentum_MRC, strict=True):
-                yield f"{name}.momentum", name, momentum
-            # `squares` is empty if variance_beta is 0.
-            for name, squares in zip(muon_group.names, muon_group.squares, strict=False):
-                yield f"{name}.squares", name, squares
+            yield from muon_group.state()
         for adam_group in self.adam:
             yield from adam_group.state(self.model)
 
@@ -214,9 +233,19 @@ class Optimizer:
 @torch.no_grad()
 def grad_norm(model: nn.Module) -> Tensor:
     """Return the 2-norm of all gradients as a device tensor. Reading its value makes the host wait for the device."""
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    grads = _grads(model)
     assert grads, "no gradients; call backward() first"
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    shards = getattr(model, "shards", None)
+    if shards is None:
+        return norm
+    total = norm.square()
+    dist.all_reduce(total, group=shards.group)
+    return total.sqrt()
+
+
+def _grads(model: nn.Module) -> list[Tensor]:
+    return [local(p.grad) for p in model.parameters() if p.grad is not None]
 
 
 @torch.no_grad()
@@ -224,6 +253,5 @@ def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
     """Scale all gradients to a total norm of at most `max_norm` (0: no clipping); return the norm before clipping."""
     norm = grad_norm(model)
     if max_norm > 0:
-        grads = [p.grad for p in model.parameters() if p.grad is not None]
-        torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        torch._foreach_mul_(_grads(model), (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
