@@ -149,10 +149,18 @@ def _memory(loaded: Loaded, found: Findings, show: Show) -> None:
             "most_rows": fit.most_rows,
             "peak_bytes": fit.peak_bytes,
             "lower": fit.lower,
+            "parallel": fit.parallel,
         }
         for fit in every
     ]
     show("cards", every)
+    if run.cloud.num_gpus > 1:
+        modes = {kind: [fit.gpu.name for fit in every if fit.parallel == kind and fit.is_fitting]
+                 for kind in dict.fromkeys(fit.parallel for fit in every)}  # fmt: skip
+        listed = "; ".join(f"{kind} on {', '.join(names)}" for kind, names in modes.items() if names)
+        notices.say(
+            f"How {run.cloud.num_gpus} GPUs hold the model (train.parallel): {listed or 'no GPU is large enough'}."
+        )
     notices.say()
     chosen = find_gpu(run.cloud.gpu) if run.cloud.gpu else None
     for fit in every:

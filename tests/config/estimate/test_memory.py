@@ -133,3 +133,34 @@ def test_the_rows_that_fit_divide_the_batch() -> None:
         assert fit.most_rows == 0 or rows % fit.most_rows == 0
         if fit.is_fitting:
             assert training_memory(run, has_bf16=fit.gpu.has_bf16).peak(fit.micro_batch) <= fit.usable_bytes
+
+
+def test_ranks_that_divide_the_model_hold_its_shares_and_what_they_compute_with() -> None:
+    whole = memory_of(D20, "adamw", precision="bf16", recompute="all")
+    for num in (2, 4, 8):
+        for kind in ("zero2", "zero3"):
+            one = whole.divided(kind, num)
+            held, all_of_it = (m.weights + m.gradients + m.optimizer for m in (one, whole))
+            assert held == pytest.approx(all_of_it / num)
+        assert whole.divided("zero3", num).peak(1) < whole.divided("zero2", num).peak(1) < whole.peak(1)
+    assert whole.divided("hsdp", 8) == whole.divided("zero3", 4)  # each half of the GPUs holds a whole model
+    assert whole.divided("ddp", 8) == whole.divided("zero3", 1) == whole
+
+
+def test_a_model_too_large_for_one_gpu_fits_on_eight_that_divide_it() -> None:
+    preset = str(preset_dir() / "4b.yaml")
+    shape = ["model.width=4096", "model.heads=32", "model.layers=32", "cloud.gpu=H100"]
+    (alone,) = fits_every_phase(load_run(preset, shape).run, {"H100": GPUS["H100"]})
+    assert not alone.is_fitting
+    (fit,) = fits_every_phase(load_run(preset, [*shape, "cloud.num_gpus=8"]).run, {"H100": GPUS["H100"]})
+    assert (fit.is_fitting, fit.parallel) == (True, "zero2")
+    for asked, is_fitting in (("ddp", False), ("zero3", True)):
+        run = load_run(preset, [*shape, "cloud.num_gpus=8", f"train.parallel={asked}"]).run
+        (fit,) = fits_every_phase(run, {"H100": GPUS["H100"]})
+        assert (fit.is_fitting, fit.parallel) == (is_fitting, asked)
+
+
+def test_a_model_that_fits_on_one_gpu_is_not_divided_on_several() -> None:
+    preset = str(preset_dir() / "goethe-75m.yaml")
+    for fit in fits_every_phase(load_run(preset, ["cloud.num_gpus=2"]).run, {"H100": GPUS["H100"]}):
+        assert (fit.is_fitting, fit.parallel) == (True, "ddp")

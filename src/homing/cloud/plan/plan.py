@@ -18,7 +18,7 @@ from homing.cloud.plan.offers import LeftOut, find_offers
 from homing.cloud.plan.speed import Speed, estimate
 from homing.cloud.plan.timing import Odds, Timing, checkpoint_bytes, odds_of, timing_of
 from homing.cloud.providers.base import Needs, Offer
-from homing.config.estimate.memory import fits, training_memory
+from homing.config.estimate.memory import fits, rank_memories, training_memory
 from homing.config.estimate.params_and_flops import flops_of_step
 from homing.errors import HomingError, NoOffer
 from homing.gpus import MIN_CAPABILITY, find_gpu
@@ -149,7 +149,9 @@ def suggested_limit(plan: Plan) -> str:
 
 def needs_of(run: Run) -> Needs:
     memories = [training_memory(run, phase) for phase in run.phases]
-    peaks = [memory.peak(max(1, phase.micro_batch)) for memory, phase in zip(memories, run.phases, strict=True)]
+    # With train.parallel: auto, the GPUs divide the model as far as their memory demands.
+    peaks = [min(memory.peak(max(1, phase.micro_batch)) for memory in rank_memories(run, phase).values())
+             for phase in run.phases]  # fmt: skip
     shards = (run.data.num_train_tokens + run.data.num_val_tokens) * _BYTES_PER_TOKEN
     rate = run.limits.rate_usd_per_hour
     return Needs(

@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from homing.config.estimate.memory_parts import Memory
 from homing.config.estimate.params_and_flops import (
     REACH,
     RECOMPUTED_OF,
@@ -38,11 +39,9 @@ from homing.gpus import GPUS, Gpu
 from homing.wire.run_json import Lora, Model, Phase, Rl, Run
 
 __all__ = ["AT_A_TIME", "LORA_TARGETS", "Fit", "Memory", "fits", "fits_every_phase", "layer_bytes",
-           "memory_of", "training_memory"]  # fmt: skip
+           "memory_of", "rank_memories", "training_memory"]  # fmt: skip
 
 FP32, BF16, FP8 = 4, 2, 1
-# CUDA context, cuBLAS and cuDNN workspaces of one process: 0.75 GiB on the H200, more with other drivers.
-CUDA_BYTES = 2**30
 # Not all GPU memory can be used, because the allocator rounds sizes up and memory becomes fragmented.
 USABLE = 0.94
 # The trainer's loss computes logits in chunks of this many (token, vocabulary entry) pairs, in the compute type.
@@ -54,71 +53,11 @@ LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # what `all` means
 MUON_SCRATCH_BYTES = 16
 # Offloaded state on the GPU: number of AdamW elements per chunk, and number of chunks in memory at a time.
 AT_A_TIME, LOADS = 2**24, 3
-# On a host with offloaded state: memory of one process (Python, torch, CUDA), and the fraction of memory to use.
-PROCESS_BYTES, HOST_SHARE = 3 * 2**30, 0.9
 # Bytes per row and vocabulary entry while sampling. They hold the logits in bf16 and, in fp32, the logits, the
 # log-probabilities, and the copies used to compute the entropy and choose the token.
 SAMPLED_LOGIT_BYTES = 22
 # Log-probabilities of samples, needed for a KL term or for several updates, are computed this many tokens at a time.
 LOOKED_BACK_TOKENS = 65536
-# Allowance for what the estimate leaves out: matmul workspaces, rows of statistics, fragmentation.
-SPARE = 1.04
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Memory in bytes, by part. `copies` to `block_per_row` are temporary; `*_per_row` grow with the micro-batch."""
-
-    weights: int
-    gradients: int
-    optimizer: int
-    copies: int
-    activations_per_row: int
-    logits_per_row: int
-    logits_most: int
-    head_gradient: int
-    scratch: int
-    block_per_row: int = 0  # the block that is being recomputed
-    cuda: int = CUDA_BYTES
-    # rl: one copy of the weights to sample from, and one as the KL reference; adapters need only the KL reference
-    lean: int = 0
-    rollout: int = 0  # rl: KV cache and logits of the rows that are sampled together
-    is_rollout_kept: bool = False  # True with captured graphs, which need the same buffers at every step
-    passing: int = 0  # rl: temporary memory while prompts are prefilled and log-probabilities of samples are computed
-    host: int = 0  # offload: size of the optimizer state in host memory
-    is_pass_kept: bool = False  # True with train.graphs: on, because a captured graph keeps its memory after the pass
-
-    @property
-    def always(self) -> int:
-        kept = self.rollout if self.is_rollout_kept else 0
-        return self.weights + self.gradients + self.optimizer + self.cuda + self.lean + kept
-
-    @property
-    def checkpoint(self) -> int:
-        """The checkpoint's size on disk: the trained parameters in fp32 and their optimizer state."""
-        return self.gradients + self.optimizer + self.host
-
-    def host_needed(self, num_cards: int = 1) -> int:
-        """Return the host memory that a machine needs; 0 without offload.
-
-        It holds each GPU's optimizer state, plus one copy of the weights while a checkpoint is written.
-        """
-        if not self.host:
-            return 0
-        return int((max(1, num_cards) * (self.host + PROCESS_BYTES) + self.gradients) / HOST_SHARE)
-
-    def peak(self, micro_batch: int) -> int:
-        forward, sampling = self.forward(micro_batch), self.passing + (0 if self.is_rollout_kept else self.rollout)
-        if self.is_pass_kept:
-            return self.always + forward + max(self.scratch, sampling)
-        return self.always + max(forward, self.scratch, sampling)
-
-    def forward(self, micro_batch: int) -> int:
-        logits = min(self.logits_most, micro_batch * self.logits_per_row) + self.head_gradient
-        # When the first block is recomputed, the memory of the loss has already been freed. So count the larger of
-        # the two, not their sum.
-        passing = max(logits, int(SPARE * micro_batch * self.block_per_row) + self.head_gradient)
-        return int(self.copies + SPARE * micro_batch * self.activations_per_row + passing)
 
 
 @dataclass(frozen=True)
@@ -132,6 +71,7 @@ class Fit:
     most_rows: int
     is_fitting: bool
     lower: str = ""
+    parallel: str = "ddp"  # how several GPUs hold the model
 
 
 def training_memory(run: Run, phase: Phase | None = None, *, has_bf16: bool = True) -> Memory:
@@ -150,6 +90,17 @@ def training_memory(run: Run, phase: Phase | None = None, *, has_bf16: bool = Tr
     )  # fmt: skip
     # Memory for train.graphs: auto is not counted, because `auto` does not capture graphs if memory is short.
     return replace(memory, is_pass_kept=run.train.graphs == "on")
+
+
+def rank_memories(run: Run, phase: Phase, *, has_bf16: bool = True) -> dict[str, Memory]:
+    """Return train.parallel -> the memory of one GPU, for each way in which the trainer may divide the model.
+
+    With `auto` it takes the first that fits. They are sorted by how little they communicate.
+    """
+    memory, asked, num = training_memory(run, phase, has_bf16=has_bf16), run.train.parallel, run.cloud.num_gpus
+    can_divide = num > 1 and phase.method == "full" and phase.kind != "rl" and phase.optimizer.states == "fp32"
+    kinds = [asked] if asked != "auto" else ["ddp", "zero2", "zero3"]
+    return {kind: memory.divided(kind, num) for kind in (kinds if can_divide else ["ddp"])}
 
 
 def memory_of(
@@ -197,6 +148,8 @@ def memory_of(
         head_gradient=FP32 * head if method == "full" else 0,
         scratch=scratch + (_loads_bytes(table, muon, moment, state) if is_away else 0),
         host=state if is_away else 0,
+        layer=FP32 * blocks // model.num_layers if method == "full" else 0,
+        ends=FP32 * (num_params - blocks) if method == "full" else 0,
         # One whole recomputed block, plus the gradients at its widest point.
         block_per_row=per_layer + row * size * (3 * model.ffn_width + 4 * model.width) if again else 0,
     )
@@ -324,28 +277,32 @@ def fits_every_phase(run: Run, gpus: dict[str, Gpu] | None = None) -> list[Fit]:
 
 
 def _fit(run: Run, phase: Phase, gpu: Gpu) -> Fit:
-    memory = training_memory(run, phase, has_bf16=gpu.has_bf16)
     usable = int(gpu.memory_gib * 2**30 * USABLE)
     rows = num_rows(phase.rl) if phase.rl else phase.batch_tokens // run.model.context
-    most = _most_rows(memory, usable, rows)
-    used = phase.micro_batch or most
+    rows = rows // run.cloud.num_gpus if rows % run.cloud.num_gpus == 0 else rows  # those of one GPU
+    memories = rank_memories(run, phase, has_bf16=gpu.has_bf16)
+    most = {kind: _most_rows(memory, usable, rows) for kind, memory in memories.items()}
+    parallel = next((kind for kind, num in most.items() if num >= max(1, phase.micro_batch)), list(memories)[-1])
+    memory, most_rows = memories[parallel], most[parallel]
+    used = phase.micro_batch or most_rows
     lower = ""
     if run.train.precision == "bf16" and not gpu.has_bf16:
         lower = "train.precision: the GPU has no bf16, use auto or fp32"
     elif run.train.precision == "fp8" and not gpu.has_fp8:
         lower = "train.precision: the GPU has no fp8, use auto or bf16"
-    elif most == 0:
+    elif most_rows == 0:
         lower = _what_to_shrink(run, phase, gpu, usable)
-    elif phase.micro_batch > most:
-        lower = f"phases.{run.phases.index(phase)}.micro_batch to {most}"
+    elif phase.micro_batch > most_rows:
+        lower = f"phases.{run.phases.index(phase)}.micro_batch to {most_rows}"
     return Fit(
         gpu=gpu,
         peak_bytes=memory.peak(max(1, used)),
         usable_bytes=usable,
-        micro_batch=used if most else 0,
-        most_rows=most,
+        micro_batch=used if most_rows else 0,
+        most_rows=most_rows,
         is_fitting=not lower,
         lower=lower,
+        parallel=parallel,
     )
 
 
@@ -376,15 +333,19 @@ def _what_to_shrink(run: Run, phase: Phase, gpu: Gpu, usable: int) -> str:
     ]
     for text, changes in ways:
         smaller = replace(phase, **changes)
-        if _is_change(phase, changes) and training_memory(run, smaller, has_bf16=gpu.has_bf16).peak(1) <= usable:
+        if _is_change(phase, changes) and _least_peak(run, smaller, gpu) <= usable:
             return text
     context = run.model.context // 2
     while context >= 64:
         shorter = replace(run, model=replace(run.model, context=context))
-        if training_memory(shorter, phase, has_bf16=gpu.has_bf16).peak(1) <= usable:
+        if _least_peak(shorter, phase, gpu) <= usable:
             return f"model.context to {context}"
         context //= 2
     return "model.layers or model.width: no context is short enough"
+
+
+def _least_peak(run: Run, phase: Phase, gpu: Gpu) -> int:
+    return min(memory.peak(1) for memory in rank_memories(run, phase, has_bf16=gpu.has_bf16).values())
 
 
 def _is_change(phase: Phase, changes: dict[str, Any]) -> bool:
