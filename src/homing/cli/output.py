@@ -4,7 +4,7 @@ emit(document)   the verb's result: one JSON document with a `schema` field unde
 emit_all(...)    the same, including the verb's final error; nothing else follows on stdout
 table(...)       the result as a table, for people
 say(text)        a message about progress or the next step; silent with -q
-redraw(text)     a progress line on a terminal, rewritten in place
+before_output()  erase a progress bar (`progress_bars`) before anything is printed
 ask(question)    a yes-or-no question; raises an error if there is no terminal
 
 Names, logs, samples and errors come from stores, models and providers, so printed text is never trusted: it must not
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ask",
+    "before_output",
     "configure",
     "draw",
     "emit",
@@ -48,7 +49,6 @@ __all__ = [
     "is_quiet",
     "is_verbose",
     "line_writer",
-    "redraw",
     "safe",
     "say",
     "show_error",
@@ -60,12 +60,19 @@ __all__ = [
 # character may also be a single raw byte, which is decoded to a surrogate.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\udc80-\udc9f]")
 _SHOWN = "\N{REPLACEMENT CHARACTER}"
+_RED, _YELLOW, _RESET = "\x1b[1;31m", "\x1b[33m", "\x1b[0m"
+# The color of a cell in a column named `state` or `billing`, by its first word. The word itself is always there.
+_STATE_COLORS = {
+    "running": "green", "training": "green", "done": "green", "launching": "cyan", "failed": "red", "unfinished": "red",
+    "unknown": "red", "stopped": "yellow", "yes": "yellow",
+}  # fmt: skip
 _WIDTH_OF_PIPE = 200  # table width, in characters, if stdout is not a terminal
 
 _loudness = 0
 _is_json = False
 _is_all_said = False
 _ignores_output_errors = False
+_before: Callable[[], None] | None = None
 
 
 def configure(*, loudness: int, is_json: bool) -> None:
@@ -98,21 +105,27 @@ def ignore_output_errors() -> None:
     _ignores_output_errors = True
 
 
+def before_output(call: Callable[[], None] | None) -> None:
+    """Set what must happen before a message or a result is printed, such as erasing a progress bar."""
+    global _before
+    _before = call
+
+
 def say(text: str = "", *, end: str = "\n") -> None:
     if not is_quiet():
         # Flush stdout first, so that the order is right if both streams go to one file.
         _print("", "", sys.stdout)
+        label = "warning:"
+        if text.startswith(label) and _has_color(sys.stderr):
+            _print(f"{_YELLOW}{label}{_RESET}", "", sys.stderr, is_ours=True)
+            text = text.removeprefix(label)
         _print(text, end, sys.stderr)
-
-
-def redraw(text: str) -> None:
-    """Replace the progress line on a terminal; "" clears it. Silent with -q."""
-    if not is_quiet():
-        _print(f"\r{safe(text)}\x1b[K", "", sys.stderr, is_ours=True)
 
 
 def _print(text: str, end: str, stream: TextIO, *, is_ours: bool = False) -> None:
     """Print to a stream. `is_ours`: keep the escape sequences, which are our own; external text is already safe."""
+    if _before is not None and text:
+        _before()
     try:
         if is_ours:
             draw(text + end, stream)
@@ -221,13 +234,20 @@ def _least_width(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
 
 def _drawn(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     from rich.table import Table
+    from rich.text import Text
 
     drawn = Table(box=None, pad_edge=False, header_style="bold", show_header=any(headers))
     for header in headers:
         drawn.add_column(header, overflow="fold")
     for row in rows:
-        drawn.add_row(*row)
+        named = itertools.zip_longest(headers, row, fillvalue="")
+        drawn.add_row(*(Text(cell, style=_color_of(header, cell)) for header, cell in named))
     return drawn
+
+
+def _color_of(header: str, cell: str) -> str:
+    word = (re.split(r"[\s:,]", cell.strip(), maxsplit=1) or [""])[0]
+    return _STATE_COLORS.get(word, "") if header in ("state", "billing") else ""
 
 
 def ask(question: str, *, yes: bool) -> bool:
@@ -241,6 +261,8 @@ def ask(question: str, *, yes: bool) -> bool:
         raise UsageError(
             what="Confirmation required, but there is no terminal.", why=question, fix="Add --yes to confirm."
         )
+    if _before is not None:
+        _before()
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -249,10 +271,21 @@ def show_error(error: HomingError) -> None:
     """Print an error as three lines on stderr; under --json also as a document, unless `emit_all` printed it."""
     if not _is_all_said:
         emit("error/1", error.to_dict())
-    print(f"error: {error.what}", file=sys.stderr)
+    if _before is not None:
+        _before()
+    if _has_color(sys.stderr):
+        draw(f"{_RED}error:{_RESET}", sys.stderr)
+        print(f" {error.what}", file=sys.stderr)
+    else:
+        print(f"error: {error.what}", file=sys.stderr)
     for label, text in (("why", error.why), ("fix", error.fix)):
         for number, line in enumerate(text.splitlines()):
             print(f"  {label if number == 0 else '':<4}{line}", file=sys.stderr)
+
+
+def _has_color(stream: TextIO) -> bool:
+    """Return True if our own labels may be colored: on a terminal, unless NO_COLOR is set or it cannot do colors."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 # --- what printed text must not do ---

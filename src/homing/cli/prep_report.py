@@ -1,4 +1,4 @@
-"""Output of `homing prep`: a progress line during the work, and a report at the end.
+"""Output of `homing prep`: progress during the work, and a report at the end.
 
 With a run file, the report is only a few lines long, because the rest is in that file. Without a run file, or with -v,
 the full report is printed, as in the CS336 course. If there was nothing to do, the report is a single line. With -q,
@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from homing import progress as work
 from homing.cli import output
 from homing.units import counted, format_count, format_duration
 
@@ -38,11 +39,10 @@ _LONG_S = 600.0
 
 
 class Meter:
-    """Show progress on stderr: one line that is rewritten on a terminal, otherwise an occasional line."""
+    """Show progress on stderr: a bar on a terminal (`homing.cli.progress_bars`), otherwise an occasional line."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
-        self._is_line_open = False
         self._begin()
 
     def _begin(self) -> None:
@@ -82,7 +82,7 @@ class Meter:
         every_s = _TERMINAL_EVERY_S if self._is_terminal else _OTHERWISE_EVERY_S
         if now - self._shown_at >= every_s or (is_new and self._is_terminal) or progress.stage == "merge":
             self._shown_at = now
-            self._print(_line(progress))
+            self._print(progress)
             self._advise(progress)
 
     def _advise(self, progress: Progress) -> None:
@@ -100,28 +100,27 @@ class Meter:
                 " for now (--take 100MB). You can stop at any time; run the same command to continue."
             )
 
-    def _print(self, line: str) -> None:
-        if self._is_terminal and not output.is_quiet():
-            output.redraw(line)
-            self._is_line_open = True
-        else:
-            output.say(line)
+    def _print(self, progress: Progress) -> None:
+        if not self._is_terminal:
+            output.say(" | ".join([_STAGES[progress.stage], *_parts(progress)]))
+            return
+        total = 0 if progress.stage == "merge" else progress.total_bytes
+        stage = _STAGES[progress.stage].capitalize()
+        work.report(stage, progress.done_bytes, total or 0, detail=" | ".join(_parts(progress)))
 
     def _clear(self) -> None:
-        if self._is_line_open:
-            output.redraw("")
-            self._is_line_open = False
+        work.finished()
 
 
-def _line(progress: Progress) -> str:
-    parts = [_STAGES[progress.stage]]
+def _parts(progress: Progress) -> list[str]:
+    parts = []
     if progress.total_bytes and progress.stage != "merge":
         parts.append(f"{progress.done_bytes / 1e6:,.0f} of {progress.total_bytes / 1e6:,.0f} MB")
     if progress.num_tokens:
         parts.append(f"{format_count(progress.num_tokens)} tokens")
     if progress.eta_s is not None:
         parts.append(f"eta {format_duration(progress.eta_s)}")
-    return " | ".join(parts)
+    return parts
 
 
 def print_report(result: dict[str, Any], *, is_run: bool) -> None:

@@ -26,8 +26,10 @@ import typer
 from typer.core import TyperGroup
 
 import homing
+from homing import progress
 from homing.api import dotenv, notices
 from homing.cli import complete, output
+from homing.cli.progress_bars import Bars
 from homing.cli.verb_help import Verb
 from homing.cli.verb_list import HELP, STORIES, VERBS, verb_table
 from homing.errors import HomingError, StillBilling
@@ -114,10 +116,16 @@ def call(typed: list[str]) -> int:
     if "--json" in arguments and set(arguments) <= {"--json", "--version", "-V", *HELP}:
         return _print_verbs()
     arguments = _json_behind(arguments)
-    with output.filtered(), notices.listening(output.say):
+    bars = Bars()
+    with output.filtered(), notices.listening(output.say), progress.listening(bars.show):
+        output.before_output(bars.erase)
         logging.basicConfig(level=logging.DEBUG if loudness > 0 else logging.WARNING, format="%(name)s: %(message)s")
-        with _endings_as_interrupts():
-            code, shown = _run_verb(arguments)
+        try:
+            with _endings_as_interrupts():
+                code, shown = _run_verb(arguments)
+        finally:
+            bars.erase()
+            output.before_output(None)
         if arguments and arguments[0] in VERBS and not any(word in arguments for word in HELP):
             code = _check_billing(code, shown)
     return code

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.cloud.rig import look_more_often, make_draft, read_json
 
+from homing import progress
 from homing.cloud.artifacts.checkpoints import fetch
 from homing.cloud.guard.change_limit_or_stop import ask_to_stop
 from homing.cloud.home import Home
@@ -65,6 +66,18 @@ def test_fetch_brings_the_newest_complete_checkpoint_and_the_run_documents(
     assert (got.run_dir / "metrics.jsonl").exists()
     assert (got.run_dir / "samples/pretrain-00000005.txt").exists()
     assert home.ledger.find("moss").fetched_step == 12
+
+
+def test_a_fetch_reports_its_progress_over_all_files(home: Home, tmp_path: Path, done: RunRow) -> None:
+    seen: list[progress.Progress] = []
+    with progress.listening(seen.append):
+        got = fetch(home, done, tmp_path / "models/moss")
+    shown = [each for each in seen if each.what]
+    assert {(each.what, each.total) for each in shown} == {
+        ("Fetching checkpoints/pretrain/step-00000012", got.num_bytes)
+    }
+    assert [each.done for each in shown] == sorted(each.done for each in shown)
+    assert seen[-1].what == "", "the bar disappears"
 
 
 def test_a_second_fetch_does_nothing_and_keeps_files_changed_locally(home: Home, tmp_path: Path, done: RunRow) -> None:

@@ -17,6 +17,7 @@ import pytest
 from tests.doubles.trainer import __file__ as trainer_file
 
 import homing
+from homing import progress
 from homing.cloud.machine_setup.boot_files import build_agent_zip, make_boot, prepare_inputs
 from homing.errors import DataError, IntegrityError
 from homing.store import FileStore
@@ -191,6 +192,18 @@ def test_inputs_go_to_the_store_by_hash_and_arrive_where_training_looks(
     there = codec.loads(Run, (work / "run/run.json").read_bytes())
     assert there == dataclasses.replace(run, data=dataclasses.replace(run.data, dir="../data"))
     assert sorted(p.name for p in (work / "data").iterdir()) == sorted(p.name for p in data_dir.iterdir())
+
+
+def test_hashing_and_pushing_inputs_report_their_progress(run: Run, data_dir: Path, store: FileStore) -> None:
+    seen: list[progress.Progress] = []
+    with progress.listening(seen.append):
+        prepare_inputs(run, data_dir, store, World())
+    whole = sum(path.stat().st_size for path in data_dir.iterdir())
+    hashed = [each for each in seen if each.what == "Checking the hashes of the inputs"]
+    pushed = [each for each in seen if each.what.startswith("Pushing ")]
+    assert [each.total for each in hashed] == [whole] * len(list(data_dir.iterdir()))
+    assert pushed[-1].done == pushed[-1].total > 0
+    assert seen[-1].what == "", "the bar disappears"
 
 
 @pytest.mark.acceptance(26, 38)

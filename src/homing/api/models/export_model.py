@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homing import __version__
+from homing import __version__, progress
 from homing.api import notices
 from homing.api.extras import need_for_export
 from homing.api.lookup.find_adapter_base import find_base
@@ -97,7 +97,15 @@ def write_export(
     licence = licence or (run.base.licence if run is not None and run.base is not None else "")
     facts = Facts(name, licence=licence, cost=_cost(run), version=__version__)
     order = Order(folder, to, out, facts, dtype, gguf_type or F16, find_base(folder, base), force)
-    return export(order, notify=lambda text: notices.say(f"  {text}"))
+
+    def notify(text: str) -> None:
+        notices.say(f"  {text}")
+        progress.report(f"Exporting: {text}")
+
+    try:
+        return export(order, notify=notify)
+    finally:
+        progress.finished()
 
 
 def name_of(folder: Path) -> str:

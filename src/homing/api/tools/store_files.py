@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from homing import progress
 from homing.api.confirmation import Agrees, refuse
 from homing.api.lookup.find_runs import open_home
 from homing.cloud.artifacts.checkpoints import known_hash
@@ -67,7 +68,9 @@ def put_file(
             raise UsageError(f"{key} already exists.", "Files are not replaced by default.", "Add --force.")
         opened.progress = on_progress
         entry = opened.put(key, str(path))
-        if opened.sha256(key) != entry.sha256:
+        with progress.working(f"Reading {key} back"):
+            is_same = opened.sha256(key) == entry.sha256
+        if not is_same:
             raise UsageError(f"{key} was read back with different content.", opened.url, "Try again; check the disk.")
         return {"key": key, "num_bytes": entry.num_bytes, "sha256": entry.sha256}
 

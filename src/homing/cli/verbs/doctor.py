@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from typing import Annotated
 
 import typer
 
+from homing import progress
 from homing.api.tools.run_doctor import run_doctor
 from homing.cli import output
 from homing.cli.options import Json, Sets
@@ -63,10 +63,7 @@ def _again(faults: list[Check], run: str | None, sets: list[str] | None, provide
 
 
 class _Asking:
-    """Show the check in progress on a terminal, as one line on stderr that is cleared before other output."""
-
-    def __init__(self) -> None:
-        self._is_shown = sys.stderr.isatty() and not output.is_quiet()
+    """Show the check in progress as a bar, which disappears before other output."""
 
     def __enter__(self) -> _Asking:
         return self
@@ -75,12 +72,10 @@ class _Asking:
         self.clear()
 
     def __call__(self, subject: str) -> None:
-        if self._is_shown:
-            output.redraw(f"asking: {subject} ...")
+        progress.report(f"Checking {subject}")
 
     def clear(self) -> None:
-        if self._is_shown:
-            output.redraw("")
+        progress.finished()
 
 
 def _print(check: Check) -> None:

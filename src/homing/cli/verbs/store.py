@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from homing import progress
 from homing.api.tools.store_files import get_file, list_files, put_file, remove_files
 from homing.cli import output
 from homing.cli.options import Json, Yes
@@ -19,9 +16,6 @@ from homing.store.base import Progress
 from homing.units import format_bytes
 
 __all__ = ["app"]
-
-_REDRAW_S = 0.2
-_LINE_S = 30.0
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Access files in a store.")
 
@@ -61,8 +55,8 @@ def get(
     json_: Json = False,
 ) -> None:
     """Copy one file from the store, completely or not at all."""
-    with _progress(key) as on_progress:
-        done = get_file(key, to, force=force, store=store, on_progress=on_progress)
+    done = get_file(key, to, force=force, store=store, on_progress=_progress(f"Copying {key}"))
+    progress.finished()
     output.emit("store-get/1", done)
     checked = "hash verified" if done["is_checked"] else "size verified; the store has no hash for it"
     output.say(f"{done['path']}: {format_bytes(done['num_bytes'])}, {checked}.")
@@ -77,8 +71,7 @@ def put(
     json_: Json = False,
 ) -> None:
     """Copy one file to the store, and verify it by reading it back."""
-    with _progress(key) as on_progress:
-        done = put_file(path, key, force=force, store=store, on_progress=on_progress)
+    done = put_file(path, key, force=force, store=store, on_progress=_progress(f"Copying {path.name}"))
     output.emit("store-put/1", done)
     output.say(f"{key}: {format_bytes(done['num_bytes'])} stored, read back and verified.")
 
@@ -97,27 +90,5 @@ def rm(key: Key, yes: Yes = False, store: Url = None, json_: Json = False) -> No
     output.say(f"Removed {key}: {format_bytes(done.num_bytes)}, confirmed.")
 
 
-@contextmanager
-def _progress(key: str) -> Iterator[Progress]:
-    """Show progress: on a terminal, one line that is rewritten; otherwise, a line every half minute.
-
-    Quick transfers show no progress.
-    """
-    is_terminal = sys.stderr.isatty()
-    begun, last_report, is_open = time.monotonic(), time.monotonic(), False
-
-    def report_progress(done: int, total: int) -> None:
-        nonlocal last_report, is_open
-        now = time.monotonic()
-        if now - last_report < (_REDRAW_S if is_terminal else _LINE_S):
-            return
-        last_report, is_open = now, is_terminal
-        speed = f"{format_bytes(int(done / max(now - begun, 1e-9)))}/s"
-        text = f"{key}: {format_bytes(done)} of {format_bytes(total)}, {done / max(total, 1):.0%}, {speed}"
-        (output.redraw if is_terminal else output.say)(text)
-
-    try:
-        yield report_progress
-    finally:
-        if is_open:
-            output.say()
+def _progress(what: str) -> Progress:
+    return lambda done, total: progress.report(what, done, total)

@@ -21,8 +21,10 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from homing import progress
 from homing.cloud.contact.heartbeats import phases_of, read_document
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import RunRow
@@ -301,11 +303,16 @@ def _fetch_model(
     temporary = model_dir.parent / f".{model_dir.name}.fetching-{world.random_hex(6)}"
     world.mkdir(temporary)
     try:
+        before_bytes = 0
         for file in checkpoint.manifest.files:
             notify(f"fetching {file.name}, {file.num_bytes:,} bytes")
             target = temporary / file.name
             world.mkdir(target.parent)
+            store.progress = partial(_report, f"Fetching {checkpoint.folder}", before_bytes, checkpoint.num_bytes)
+            store.progress(0, file.num_bytes)
             store.get(checkpoint.key(file.name), str(target), file.sha256)
+            before_bytes += file.num_bytes
+        progress.finished()
         world.write(temporary / file_names.MANIFEST, checkpoint.text)
         if not force and _stamps(home, model_dir) != before:
             raise UsageError(
@@ -318,6 +325,11 @@ def _fetch_model(
     finally:
         world.rmtree(temporary)
     return True
+
+
+def _report(what: str, before_bytes: int, all_bytes: int, done: int, total: int) -> None:
+    """Report a transfer of one file as a part of all files."""
+    progress.report(what, before_bytes + done, all_bytes)
 
 
 def _check_replaceable(

@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+from homing import progress
 from homing.cloud.artifacts.hub_weights import hub_inputs
 from homing.cloud.commands_to_type import Words
 from homing.cloud.home import Home
@@ -223,7 +224,8 @@ class Hashes:
         known = self._read().get(full)
         if known is not None and known["stamp"] == list(stamp):
             return str(known["sha256"])
-        digest = self._world.sha256(path)
+        with progress.working(f"Hashing {os.path.basename(path)}, {format_bytes(size)}"):
+            digest = self._world.sha256(path)
         is_settled = written_ns / 1e9 + _SETTLED_S < self._world.now()
         if is_settled and self._world.stamp(path) == stamp:
             self._keep(full, {"stamp": list(stamp), "sha256": digest})

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 
+from homing import progress
 from homing.cloud.artifacts.hub_weights import check_hub, describe_hub_download
 from homing.cloud.contact.control_request import send_age
 from homing.cloud.contact.heartbeats import read_reports
@@ -353,7 +354,18 @@ def _first_heartbeat(
             )
         return False
 
-    if not wait_until(is_there, timeout_s=timeout_s, every_s=_POLL_S, world=home.world, by=by):
+    began = home.world.monotonic()
+
+    def is_there_yet() -> bool:
+        waited_s = home.world.monotonic() - began
+        progress.report("Waiting for the agent's first heartbeat", waited_s, timeout_s, progress.SECONDS)
+        return is_there()
+
+    try:
+        is_heard = wait_until(is_there_yet, timeout_s=timeout_s, every_s=_POLL_S, world=home.world, by=by)
+    finally:
+        progress.finished()
+    if not is_heard:
         raise StartTimeout(
             what=f"{instance.id} sent no heartbeat within {format_duration(timeout_s)}.",
             why=_last_words(_boot_log(draft, home, store, instance)) or "It left no log.",

@@ -18,11 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 
 import homing
+from homing import progress
 from homing.cloud.artifacts.hub_weights import is_from_hub, url_of
 from homing.cloud.commands_to_type import Words
 from homing.cloud.launch.inputs import DATA_DIR, TOKENIZER_EXTRAS, object_key, push_object, relocated
 from homing.errors import DataError, IntegrityError, StoreError
 from homing.store.base import Store
+from homing.units import counted
 from homing.wire import codec, file_names
 from homing.wire.boot_json import Boot, EndBilling, Input
 from homing.wire.run_json import Run, RunInput
@@ -218,14 +220,27 @@ def _push_bytes(path: str, data: bytes, store: Store) -> Input:
 def _push_files(files: list[RunInput], store: Store, world: World) -> list[Input]:
     """Push the files that the store lacks in as few writes as possible, because each write to the Hub is a commit."""
     missing: dict[str, str] = {}
+    sizes, hashed = {file.source: world.size(file.source) for file in files if world.exists(file.source)}, 0
     for file in files:
+        progress.report("Checking the hashes of the inputs", hashed, sum(sizes.values()))
+        hashed += sizes.get(file.source, 0)
         key = f"{file_names.STORE_OBJECTS}/{file.sha256}"
         if not is_from_hub(file) and key not in missing and not store.exists(key):
             _check_hash(file.source, file.sha256, world)
             missing[key] = file.source
-    pairs = list(missing.items())
+    pairs, pushed = list(missing.items()), 0
+    all_bytes = sum(sizes[source] for _, source in pairs)
     for start in range(0, len(pairs), store.batch_files):
+        before = pushed
+
+        def report(done: int, total: int, before: int = before) -> None:
+            progress.report(f"Pushing {counted(len(pairs), 'input')}", before + done, all_bytes)
+
+        store.progress = report
+        report(0, 0)
         store.put_many(pairs[start : start + store.batch_files])
+        pushed += sum(sizes[source] for _, source in pairs[start : start + store.batch_files])
+    progress.finished()
     return [_input(file, store, world) for file in files]
 
 
