@@ -116,7 +116,7 @@ class Browser:
             finally:
                 context.close()
         assert page.outside == [], "a page asked for something outside loopback"
-        assert page.errors == [], "errors on the page's console"
+        assert page.errors == [], f"errors on the page's console: {page.errors}"
 
 
 class Page:

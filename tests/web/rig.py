@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 import threading
 from collections import deque
@@ -13,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tests.cli.trained import make_checkpoint
 from tests.lm.tiny import make_data, make_run
 
@@ -20,11 +22,11 @@ from homing.lm.generate import load_for_use
 from homing.lm.generate.batching import Listener, TextRequest
 from homing.lm.generate.pick_token import Picked
 from homing.web import app as server_module
-from homing.web.app import serving
+from homing.web.app import make_app, serving
 from homing.web.generation import Generation
 from homing.web.model_session import GenerationSession
 from homing.web.openai_requests import Defaults
-from homing.web.threaded_server import hosts_for, listen
+from homing.web.threaded_server import Server, hosts_for, listen
 from homing.web.worker import Worker
 
 TOKEN = "a-token-for-tests-only"
@@ -36,6 +38,7 @@ class Script:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.says: str | Exception = ""
+        self.says_as: dict[str, str] = {}  # what the models with these names say instead
         self.asked: list[dict[str, Any]] = []  # ids and settings of each text that was begun
         # These two where it is held: released when a text is taken into the queue, and when one is given up.
         self.queued, self.given_up = threading.Semaphore(0), threading.Semaphore(0)
@@ -45,7 +48,9 @@ class Script:
         self.steps: threading.Semaphore | None = None
         self.tokenizer: Any = None
         self._monkeypatch = monkeypatch
-        monkeypatch.setattr(GenerationSession, "new_batch", lambda session, max_rows, **_: ScriptedBatch(self))
+        monkeypatch.setattr(
+            GenerationSession, "new_batch", lambda session, max_rows, **_: ScriptedBatch(self, session.name)
+        )
 
     def hold(self) -> None:
         """From now on a token comes only when `step` lets it, and one more after a text was given up."""
@@ -77,11 +82,15 @@ class ScriptedBatch:
 
     max_rows, num_reused = 1, 0
 
-    def __init__(self, script: Script) -> None:
-        self._script = script
+    def __init__(self, script: Script, name: str = "") -> None:
+        self._script, self._name = script, name
         self._waiting: deque[tuple[TextRequest, Listener]] = deque()
         self._current: tuple[TextRequest, Listener] | None = None
         self._to_say: list[int] = []
+
+    @property
+    def _says(self) -> str | Exception:
+        return self._script.says_as.get(self._name, self._script.says)
 
     @property
     def num_active(self) -> int:
@@ -104,8 +113,8 @@ class ScriptedBatch:
         request, listener = self._current
         if not listener.is_wanted:
             self._end()
-        elif isinstance(self._script.says, Exception):
-            listener.failed(self._script.says)
+        elif isinstance(self._says, Exception):
+            listener.failed(self._says)
             self._end()
         elif not self._to_say:
             # The text is complete after its last token, without one more step, if it reaches its maximum length.
@@ -124,7 +133,7 @@ class ScriptedBatch:
                     "ids": list(request.prompt_ids), "num_tokens": request.num_tokens,
                     "stop_ids": list(request.stop_ids), **settings,
                 })  # fmt: skip
-                says = self._script.says
+                says = self._says
                 self._to_say = [] if isinstance(says, Exception) else self._script.tokenizer.encode(says)
                 self._script.begun.release()
                 return True
@@ -135,7 +144,7 @@ class ScriptedBatch:
             self._script.steps.acquire()
         self._script.num_made += 1
         wants_more = listener.picked(Picked(self._to_say.pop(0), -0.5, ((7, -0.25),)))
-        num_said = len(self._script.tokenizer.encode(str(self._script.says))) - len(self._to_say)
+        num_said = len(self._script.tokenizer.encode(str(self._says))) - len(self._to_say)
         if not wants_more or num_said == request.num_tokens:
             listener.ended(is_stopped=not wants_more)
             self._end()
@@ -192,3 +201,78 @@ def served(
         httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60, trust_env=False) as client,
     ):
         yield client
+
+
+class SeveralModels:
+    """Apps of several models behind one address: GET /v1/models lists all, and requests name one in `model`."""
+
+    def __init__(self, apps: dict[str, ASGIApp]) -> None:
+        self._apps, self._first = apps, next(iter(apps.values()))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            if scope["type"] == "http" and scope["path"] == "/v1/models":
+                send = await self._with_all_cards(scope, receive, send)
+            await self._first(scope, receive, send)
+            return
+        message = await receive()
+        body = bytes(message["body"])
+        while message.get("more_body"):
+            message = await receive()
+            body += message["body"]
+        received = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def replay() -> Message:
+            return next(received, None) or await receive()
+
+        name = json.loads(body).get("model", next(iter(self._apps)))
+        await self._apps.get(name, self._first)(scope, replay, send)
+
+    async def _with_all_cards(self, scope: Scope, receive: Receive, send: Send) -> Send:
+        cards: list[Any] = []
+        for app in self._apps.values():
+            parts: list[Message] = []
+
+            async def keep(message: Message, parts: list[Message] = parts) -> None:
+                parts.append(message)
+
+            await app(scope, receive, keep)
+            cards += json.loads(parts[1]["body"]).get("data", [])
+
+        async def send_all(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 200:
+                message["headers"] = [each for each in message["headers"] if each[0] != b"content-length"]
+            elif message["type"] == "http.response.body" and b'"data"' in message["body"]:
+                message["body"] = json.dumps({"object": "list", "data": cards}).encode()
+            await send(message)
+
+        return send_all
+
+
+@contextmanager
+def served_together(
+    folders: dict[str, Path], script: Script | None = None, *, defaults: Defaults | None = None
+) -> Iterator[httpx.Client]:
+    """Serve several models behind one address, under the names in `folders`. The first is the default."""
+    hosts, apps, workers = hosts_for("127.0.0.1"), dict[str, ASGIApp](), list[Worker]()
+    for name, folder in folders.items():
+        model, tokenizer = load_for_use(folder, "cpu")
+        if script is not None:
+            script.tokenizer = tokenizer
+        session = GenerationSession(model, tokenizer, folder)
+        session.name = name
+        workers.append(Worker(session.new_batch(8), num_waiting=8))
+        apps[name] = make_app(session, workers[-1], token=TOKEN, hosts=hosts, defaults=defaults)
+    sock = listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+    def close() -> None:
+        for worker in workers:
+            worker.close()
+
+    server = Server(SeveralModels(apps), sock, close, "homing-serve")
+    try:
+        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60) as client:
+            yield client
+    finally:
+        server.end()

@@ -1,6 +1,6 @@
 """Routes of `homing serve`: a page for people, /v1 for programs.
 
-    GET  /                     the page; it loads nothing external, and takes the token from the URL fragment
+    GET  /                     the chat page, whose files are below /chat; it takes the token from the URL fragment
     GET  /health               health check
     GET  /v1/models            a list of the models that are served; the first one is the default
     POST /v1/chat/completions  the answer to a conversation, if the model is a chat model
@@ -15,18 +15,14 @@ When a client disconnects, the server stops generating its texts at the next tok
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import dataclasses
-import hashlib
 import logging
-import re
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
 from functools import partial
-from importlib.resources import files
 from typing import Any
 
 from starlette.applications import Starlette
@@ -35,7 +31,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -43,6 +39,7 @@ from homing.errors import DataError, UsageError
 from homing.lm.data.chat.messages import Fault
 from homing.pip_command import pip_install
 from homing.web import openai_requests, openai_responses
+from homing.web.chat import chat_routes
 from homing.web.generation import Generation, TimedOut
 from homing.web.metrics import CONTENT_TYPE, Metrics
 from homing.web.model_session import BadIds, GenerationSession, GivenUp, TooLong
@@ -109,7 +106,7 @@ def make_app(
     routes = _Routes(sessions, worker, token, defaults or Defaults(), limits or _Limits())
     return Starlette(
         routes=[
-            Route("/", _page()),
+            *chat_routes(),
             Route("/health", routes.health),
             Route("/v1/models", routes.models),
             Route("/v1/models/{name:path}", routes.model),
@@ -480,29 +477,3 @@ async def _broken(request: Request, exc: Exception) -> Response:
 
 async def _client_left(request: Request, exc: Exception) -> Response:
     return Response(status_code=400)  # the client disconnected while sending the body, so nobody receives this response
-
-
-def _page() -> Callable[[Request], Awaitable[Response]]:
-    html = files("homing.web").joinpath("page.html").read_text(encoding="utf-8")
-    # The policy allows only the page's own script and style, identified by hash, and requests to its own server.
-    own = {tag: _sha256(re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)) for tag in ("script", "style")}
-    policy = (
-        f"default-src 'none'; script-src {own['script']}; style-src {own['style']}; connect-src 'self';"
-        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    headers = {
-        "content-security-policy": policy,
-        "x-content-type-options": "nosniff",
-        "referrer-policy": "no-referrer",
-        "cache-control": "no-store",
-    }
-
-    async def page(request: Request) -> Response:
-        return HTMLResponse(html, headers=headers)
-
-    return page
-
-
-def _sha256(found: list[str]) -> str:
-    (text,) = found
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

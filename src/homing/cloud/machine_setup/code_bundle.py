@@ -77,6 +77,15 @@ DATA_FILES = frozenset(
         "presets/tiny.yaml",
         "presets/texts/README.md",
         "presets/texts/shakespeare.txt.xz",
+        "web/chat/conversations.js",
+        "web/chat/markdown.js",
+        "web/chat/page.css",
+        "web/chat/page.html",
+        "web/chat/page.js",
+        "web/chat/server.js",
+        "web/chat/settings.js",
+        "web/chat/side_list.js",
+        "web/chat/thread.js",
         "web/dashboard/charts.js",
         "web/dashboard/compare.js",
         "web/dashboard/figures.js",
@@ -88,7 +97,6 @@ DATA_FILES = frozenset(
         "web/dashboard/uplot.LICENSE",
         "web/dashboard/uplot.css",
         "web/dashboard/uplot.js",
-        "web/page.html",
     )
 )
 
