@@ -21,7 +21,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping, Sequence
 from functools import partial
 from typing import Any
 
