@@ -664,8 +664,15 @@ def test_a_schema_that_needs_too_much_computation_fails_and_others_do_not(
         ask(chat, response_format=large)
     monkeypatch.setattr(json_constraint, "_STEP_ITEMS", 1)
     form: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
-    with pytest.raises(openai.APIStatusError, match=r"needs too much computation|cannot be used"):
+    with pytest.raises(openai.BadRequestError, match=r"needs too much computation|cannot be used") as caught:
         ask(chat, response_format=form, max_tokens=100)
+    assert "<state>" not in str(caught.value), "only the reason, not the state of the parser"
+    many = {f"a{number}": {"type": "string"} for number in range(300)}
+    monkeypatch.undo()
+    wide: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": many}}}
+    with pytest.raises(openai.BadRequestError, match="Current row has") as caught:
+        ask(chat, response_format=wide, max_tokens=100)
+    assert (caught.value.code, caught.value.param) == ("schema_too_complex", "response_format")
     assert ask(chat).choices[0].message.content is not None
 
 

@@ -37,6 +37,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from homing.errors import DataError, UsageError
 from homing.lm.data.chat.messages import Fault
+from homing.lm.generate.json_constraint import TooExpensive
 from homing.pip_command import pip_install
 from homing.web import openai_requests, openai_responses
 from homing.web.chat import chat_routes
@@ -448,6 +449,9 @@ class _Counted:
 
 
 def _failed(exc: Exception) -> Refusal:
+    if isinstance(exc, TooExpensive):
+        # Do not send status 500: clients would retry, and the schema would cost as much again.
+        return Refusal(str(exc), param="response_format", code="schema_too_complex")
     _log.error("generation failed", exc_info=exc)
     return Refusal(f"Generation failed: {type(exc).__name__}: {exc}", status=500)
 

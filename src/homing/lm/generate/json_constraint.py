@@ -18,7 +18,7 @@ from torch import Tensor
 from homing.errors import UsageError
 from homing.lm.tokenizer import Tokenizer
 
-__all__ = ["JsonConstraint", "JsonGrammars"]
+__all__ = ["JsonConstraint", "JsonGrammars", "TooExpensive"]
 
 _ANY_OBJECT = {"type": "object"}
 _MOST_SCHEMA = 16_384  # characters
@@ -27,6 +27,10 @@ _MOST_SCHEMA = 16_384  # characters
 _ITEMS_IN_ROW, _STEP_ITEMS = 500, 10_000
 # A weak model could otherwise write white space until it reaches its maximum number of tokens.
 _WHITESPACE = r"( |\n {0,8})?"
+
+
+class TooExpensive(Exception):
+    """Raised if a schema needs more computation for a token than is allowed."""
 
 
 class JsonGrammars:
@@ -77,7 +81,8 @@ class JsonConstraint:
         """Return which tokens (V,) may come next."""
         allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
         if self._matcher.is_error():  # after an error, llguidance would allow the text to end anywhere
-            raise RuntimeError(f"The JSON schema needs too much computation: {self._matcher.get_error().strip()[:300]}")
+            reason = (self._matcher.get_error().strip().splitlines() or ["llguidance gives no reason"])[0]
+            raise TooExpensive(f"The JSON schema needs too much computation, so the text cannot go on: {reason}")
         mask_V = torch.zeros(self._vocab_size, dtype=torch.bool)
         mask_V[: len(allowed)] = allowed[: self._vocab_size]
         if not mask_V.any():
