@@ -65,7 +65,7 @@ def main() -> int:
             figures["equal_texts"] = equality(server.url, model, num_clients)
             figures |= hostile(server, seconds)
         with serving(make_model(Path(folder) / "chat", phase="sft")) as server:
-            figures |= in_another_process(schemas, server.url, seconds / 4)
+            figures |= in_another_process(schemas, server.url, max(5.0, seconds / 4))
     for name, value in figures.items():
         print(f"{name:28} {value}")
     checks = {

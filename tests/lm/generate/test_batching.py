@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.lm.test_decoding_step import MODELS, built
 from homing.errors import UsageError
 from homing.lm.cuda_graphs import MOST_GRAPHS
 from homing.lm.decoding_step import REACH
+from homing.lm.device import on_gpu
 from homing.lm.generate import batching, generate
 from homing.lm.generate.batching import BatchGenerator, TextRequest
 from homing.lm.generate.pick_token import Picked, TokenPicker, pick_tokens
@@ -351,6 +353,45 @@ def test_a_paused_text_that_nobody_wants_leaves_its_row() -> None:
     assert batch.is_idle
     slow.may_go_on.release()
     batch.close()
+
+
+def test_a_gpu_that_cannot_be_used_any_more_fails_the_batch_and_not_only_its_texts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the server would accept requests forever, and answer none."""
+    batch, recorded = BatchGenerator(built()), Recorder()
+    batch.add(TextRequest(prompt_of(5, 1), 20, GREEDY), recorded)
+    batch.step()
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(BatchGenerator, "_decode", broken)
+    batch.step()
+    assert str(recorded.error) == "an illegal memory access was encountered"
+    batch.add(TextRequest(prompt_of(5, 1), 20, GREEDY), Recorder())
+    monkeypatch.setattr(BatchGenerator, "_check_gpu", broken)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        batch.step()
+
+
+def test_a_step_runs_on_the_gpu_of_its_model_in_any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thread has its own current GPU, which is the first one until it is changed."""
+    entered: list[torch.device] = []
+
+    @contextlib.contextmanager
+    def noted(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        yield
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "device", noted)
+        with on_gpu(torch.device("cuda:1")), on_gpu(torch.device("cpu")):
+            assert entered == [torch.device("cuda:1")]
+    monkeypatch.setattr(batching, "on_gpu", noted)
+    batch = BatchGenerator(built())
+    batch.step()
+    assert entered[1:] == [torch.device("cpu")]
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------------------
