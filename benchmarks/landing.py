@@ -70,6 +70,7 @@ PLANNED_STEPS = 20_000  # more than any limit here pays for
 REFERENCE_STEPS = 800
 NEAR_FLOOR = 0.2  # of the peak: a decay of ten steps ends at a tenth of it
 DEADLINE_S = 300.0
+LEAST_S = 7.0  # the least deadline of the quick form
 
 
 def main() -> int:
@@ -316,7 +317,7 @@ def _quick(folder: Path, chance: random.Random) -> dict[str, Any]:
         run_dir = make_run_dir(folder / f"run-{number}", run)
         argv = [sys.executable, "-m", "homing.lm.train", str(run_dir)]
         children.append((run_dir, subprocess.Popen(argv, stdout=subprocess.DEVNULL)))
-    deadlines = [_set_deadline(run_dir, chance.uniform(7.0, 10.0)) for run_dir, _ in children]
+    deadlines = [_set_deadline(run_dir, chance) for run_dir, _ in children]
     for (run_dir, child), land_by in zip(children, deadlines, strict=True):
         code = child.wait(timeout=DEADLINE_S)
         outcome = codec.loads(Outcome, (run_dir / file_names.OUTCOME).read_bytes())
@@ -330,11 +331,20 @@ def _quick(folder: Path, chance: random.Random) -> dict[str, Any]:
     return {"said": f"{len(landed)} deadlines met with {spare} s to spare", "runs": landed, "problems": problems}
 
 
-def _set_deadline(run_dir: Path, seconds: float) -> float:
-    """Sets the deadline `seconds` after the trainer's first metrics line: loading torch does not count."""
+def _set_deadline(run_dir: Path, chance: random.Random) -> float:
+    """Sets a deadline several times as far away as the first checkpoint was from the first metrics line.
+
+    A hundred steps, two evaluations and a save lie between them, so a busy machine gets later deadlines. Loading torch
+    does not count.
+    """
+    saved = run_dir / file_names.CHECKPOINTS / "pretrain" / file_names.LATEST
     deadline = time.monotonic() + DEADLINE_S
-    while not (run_dir / file_names.METRICS).exists() and time.monotonic() < deadline:
+    while not saved.exists():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"FAIL {run_dir.name} saved no checkpoint within {DEADLINE_S:g} s")
         time.sleep(0.1)
+    taken_s = saved.stat().st_mtime - read_metrics(run_dir)[0].t
+    seconds = max(LEAST_S, 3.0 * taken_s) * chance.uniform(1.0, 1.4)
     land_by = time.time() + seconds
     temporary = run_dir / ".control.tmp"
     temporary.write_text(codec.dumps(Control(reason="The spend limit is near.", land_by=boot_clock_s() + seconds)))
