@@ -154,11 +154,14 @@ class RunFileError(UsageError):
     def __init__(self, mistakes: list[Mistake], fix: str = "") -> None:
         assert mistakes, "a RunFileError without a mistake"
         count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-        super().__init__(
-            what=f"{mistakes[0].file} has {count}.",
-            why="\n".join(str(m) for m in mistakes),
-            fix=fix or "Fix the lines above. `homing explain KEY` describes a key.",
-        )
+        what, why = f"{mistakes[0].file} has {count}.", "\n".join(str(m) for m in mistakes)
+        fix = fix or "Fix the lines above. `homing explain KEY` describes a key."
+        only = mistakes[0]
+        if len(mistakes) == 1 and only.file.startswith("--set "):
+            # The file of the mistake is the option itself, so do not repeat it on each line.
+            what, why = f"{only.file} is not valid.", str(only).removeprefix(f"{only.file}: ")
+            fix = fix.replace("Fix the lines above", "Change the option")
+        super().__init__(what=what, why=why, fix=fix)
         self.mistakes = mistakes
 
     def to_dict(self) -> dict[str, object]:

@@ -430,3 +430,19 @@ def test_held_out_text_shorter_than_one_row_is_warned_of(load: Load, folder: Pat
     ]
     assert "less than one row of" in warning
     assert "raise data.val_fraction" in warning
+
+
+def test_one_mistake_in_an_option_is_not_repeated_on_each_line(load: Load) -> None:
+    with pytest.raises(RunFileError) as raised:
+        load(BASE, "phases.0.steps=0")
+    assert raised.value.what == "--set phases.0.steps=0 is not valid."
+    assert raised.value.why == "phases.0.steps: 0 is out of range. Allowed: at least 1, at most 1,000,000,000."
+    assert raised.value.fix.startswith("Change the option.")
+
+
+def test_too_many_passes_are_answered_with_the_number_of_steps_that_makes_four(load: Load, folder: Path) -> None:
+    put_data(folder, num_tokens=10_000)
+    text = BASE.replace("steps: 100", "steps: 1000") + "tokenizer: {vocab_size: 512}\n"
+    (warning,) = [each for each in load(text).warnings if "After about 4 passes" in each]
+    assert warning.endswith("Use more text, or fewer steps: --set phases.0.steps=156")
+    assert not [each for each in load(text, "phases.0.steps=156").warnings if "After about 4 passes" in each]

@@ -439,3 +439,16 @@ def test_a_step_that_only_another_run_has_is_answered_with_that_run(homing_home:
     with pytest.raises(DataError, match="has no checkpoint 17") as caught:
         find_model("goethe", checkpoint="17")
     assert caught.value.fix == "Use --checkpoint 60"
+
+
+def test_a_run_file_without_a_trained_run_is_answered_with_train() -> None:
+    Path("runs").mkdir()
+    Path("runs/moss.yaml").write_text("name: moss\n")
+    with pytest.raises(DataError, match="No trained model called 'moss'") as caught:
+        find_model("moss")
+    assert caught.value.fix.startswith(
+        "Train it here: homing train moss   Fetch it if it was launched: homing fetch moss"
+    )
+    with pytest.raises(DataError) as caught:
+        find_model("fern")
+    assert caught.value.fix.startswith("Fetch it: homing fetch fern")

@@ -367,3 +367,18 @@ def test_show_of_a_file_takes_the_tokenizer_of_the_run_that_learns_from_it(homin
     os.utime(run / "runs" / "new.yaml", (2**31 + 9, 2**31 + 9))
     code, _, err = homing("data", "show", "nobodys.jsonl")
     assert code == 0, "the newest run is not prepared, so it has no tokenizer to name"
+
+
+def test_a_fault_that_every_line_has_is_shown_a_few_times_and_counted(homing: Homing, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("Once upon a time.\n" * 200)
+    code, out, _ = homing("data", "check", "book.txt")
+    assert code == 2
+    assert out.count("not JSON") == 5
+    assert "... and 195 more; --json lists all. Most frequent: 200 bad-json in book.txt" in out
+
+
+def test_a_conversation_that_does_not_exist_is_answered_with_the_numbers_that_do(run: Path, homing: Homing) -> None:
+    assert homing("prep", "joe")[0] == 0
+    code, _, err = homing("data", "show", "chats.jsonl", "--number", "99")
+    assert code == 2
+    assert "Use --number 1 to 20." in err

@@ -229,10 +229,11 @@ def _from_run(loaded: Loaded, number: int, wanted: str | None) -> tuple[str, lis
 
 
 def _no_such(name: str, number: int, count: int) -> UsageError:
+    numbers = f"1 to {count:,}" if count > 1 else "1"
     return UsageError(
         what=f"Conversation {number:,} does not exist.",
         why=f"{name} has {count:,} usable conversations.",
-        fix="Use --number 1. `homing data check` lists the conversations that were skipped.",
+        fix=f"Use --number {numbers}. `homing data check` lists the conversations that were skipped.",
     )
 
 

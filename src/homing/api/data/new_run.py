@@ -218,6 +218,9 @@ def _nearest(path: Path) -> tuple[str, str]:
         return "", f"The folder {folder.absolute()} does not exist or cannot be read."
     by_small = {name.lower(): name for name in there}  # so that faust.txt finds Faust.TXT
     near = difflib.get_close_matches(path.name.lower(), by_small, n=1, cutoff=0.6)
+    # The same ending alone is no similarity: r.txt is not nope.txt.
+    stems = [each.partition(".")[0] for each in (path.name.lower(), *near)]
+    near = near if difflib.get_close_matches(stems[0], stems[1:], cutoff=0.5) else []
     # The top-level folders of the system, such as /opt and /home, are never suggested.
     if near and folder.absolute() != folder.absolute().parent:
         hit = str(folder / by_small[near[0]])

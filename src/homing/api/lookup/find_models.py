@@ -254,10 +254,12 @@ def _find_folder(run: str | None, checkpoint: str | None, phase: str | None) -> 
             fix=f"If you mean {each.name} (for example because you moved its folder), use its id: "
             + (each.name if _is_model(each) else f"homing fetch {each.name}"),
         )
+    train = f"Train it here: homing train {run}   " if file is not None and not called else ""
     raise DataError(
         what=f"No trained model called {run!r} found.",
         why=f"Looked for the folders {run}, {MODELS / run} and {home() / 'runs' / run}-*.",
-        fix=f"Fetch it: homing fetch {run}   List all runs: homing runs",
+        fix=f"{train}{'Fetch it if it was launched' if train else 'Fetch it'}: homing fetch {run}"
+        "   List all runs: homing runs",
     )
 
 

@@ -10,8 +10,9 @@ import json
 import os
 import shlex
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,12 +21,15 @@ from homing.cli import output
 from homing.cli.options import Json, Sets
 from homing.cli.verb_help import Verb
 
+if TYPE_CHECKING:
+    from homing.lm.data.chat.check_chats import Finding
+
 __all__ = ["app"]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Inspect chat data.")
 
 _LEARNED, _READ, _MARKER, _PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
-_MAX_SHOWN = 50
+_MAX_SHOWN, _MAX_ALIKE = 50, 5
 
 Names = Annotated[list[str], typer.Argument(metavar="FILE...|RUN", help="Chat files or glob patterns, or one run.")]
 Tokenizer = Annotated[
@@ -52,10 +56,7 @@ def check(
     done = check_chats(names, validation=validation or [], tokenizer=tokenizer, context=context, sets=sets or [])
     output.emit_all("data-check/1", done.document, done.error)
     if not output.is_json():
-        for finding in done.findings[:_MAX_SHOWN]:
-            print(finding)
-        if len(done.findings) > _MAX_SHOWN:
-            print(f"... and {len(done.findings) - _MAX_SHOWN:,} more; --json lists all")
+        _show_findings(done.findings)
     output.table(
         ["file", "side", "form", "lines", "kept", "cut", "skipped"],
         [(f.path, f.side, f.form, f.num_lines, f.num_kept, f.num_cut, f.num_skipped) for f in done.files],
@@ -63,6 +64,20 @@ def check(
     if done.error is not None:
         raise done.error
     output.say(f"Next: {done.document['next']}")
+
+
+def _show_findings(findings: list[Finding]) -> None:
+    """Print the findings in order, but only the first few of each kind: in a text file, every line has the same one."""
+    seen: Counter[tuple[str, str]] = Counter()
+    num_shown = 0
+    for finding in findings:
+        seen[finding.path, finding.kind] += 1
+        if seen[finding.path, finding.kind] <= _MAX_ALIKE and num_shown < _MAX_SHOWN:
+            print(finding)
+            num_shown += 1
+    if num_shown < len(findings):
+        kinds = ", ".join(f"{count:,} {kind} in {path}" for (path, kind), count in seen.most_common(_MAX_ALIKE))
+        print(f"... and {len(findings) - num_shown:,} more; --json lists all. Most frequent: {kinds}")
 
 
 @app.command("show", cls=Verb, short_help="Show one conversation as tokens, and which of them are trained on.")

@@ -275,9 +275,11 @@ def _warn_about_data(trace: Trace, number: int, num_steps: int, batch_tokens: in
     amount = f"{corpus.amount} ({corpus.source})"
     # Accept up to 10% above the limit, because people round 7,751 steps up to 8,000.
     if epochs is not None and epochs > DATA_CONSTRAINED_EPOCHS * 1.1:
+        fewer = max(1, int(DATA_CONSTRAINED_EPOCHS * corpus.num_train_tokens / batch_tokens))
         trace.warn(
             f"phases.{number} reads {amount} {epochs:,.1f} times. After about {DATA_CONSTRAINED_EPOCHS:.0f} passes, a"
-            " model learns little more from the same text. Use more text or fewer tokens."
+            f" model learns little more from the same text. Use more text, or fewer steps: --set"
+            f" phases.{number}.steps={fewer}"
         )
     is_sft = trace.value(("phases", number)).kind == "sft"
     if is_sft and epochs is not None and epochs < _LEAST_EPOCHS and not _is_by_profile(trace, ("phases", number)):
