@@ -157,7 +157,7 @@ class RunFileError(UsageError):
         what, why = f"{mistakes[0].file} has {count}.", "\n".join(str(m) for m in mistakes)
         fix = fix or "Fix the lines above. `homing explain KEY` describes a key."
         only = mistakes[0]
-        if len(mistakes) == 1 and only.file.startswith("--set "):
+        if len(mistakes) == 1 and only.file.startswith("--"):
             # The file of the mistake is the option itself, so do not repeat it on each line.
             what, why = f"{only.file} is not valid.", str(only).removeprefix(f"{only.file}: ")
             fix = fix.replace("Fix the lines above", "Change the option")

@@ -446,3 +446,13 @@ def test_too_many_passes_are_answered_with_the_number_of_steps_that_makes_four(l
     (warning,) = [each for each in load(text).warnings if "After about 4 passes" in each]
     assert warning.endswith("Use more text, or fewer steps: --set phases.0.steps=156")
     assert not [each for each in load(text, "phases.0.steps=156").warnings if "After about 4 passes" in each]
+
+
+def test_a_phase_that_the_run_lacks_is_answered_with_how_to_add_it(load: Load) -> None:
+    with pytest.raises(RunFileError) as raised:
+        load(BASE, "train.only=sft")
+    assert raised.value.what == "--phase sft is not valid."
+    assert "To add it, put `- kind: sft` under phases." in raised.value.why
+    with pytest.raises(RunFileError) as raised:
+        load(BASE, "train.only=poetry")
+    assert "To add it" not in raised.value.why

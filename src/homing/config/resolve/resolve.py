@@ -21,6 +21,7 @@ from homing.config.parse.check import Trace
 from homing.config.parse.key_suggestions import nearest
 from homing.config.parse.source import read_source
 from homing.config.prepared_data import Prepared, read_prepared, sha256_of, tokenizer_vocab_size
+from homing.config.resolve import depth_dial
 from homing.config.resolve.phase_data import (
     Corpus,
     PhasePrep,
@@ -165,7 +166,8 @@ def _chosen_phases(trace: Trace) -> list[int]:
         if name not in kinds and trace.is_sound(("train", "only")):
             near = nearest(name, [*kinds, _ALL])
             hint = f"Did you mean {near}? " if near else ""
-            there = f"{hint}This run has {', '.join(kinds)}; join several with +, or use all."
+            add = f" To add it, put `- kind: {name}` under phases." if name in depth_dial.PHASE_RATE else ""
+            there = f"{hint}This run has {', '.join(kinds)}; join several with +, or use all.{add}"
             trace.wrong(("train", "only"), f"this run has no phase {name!r}.", there)
     return [number for number, kind in enumerate(kinds) if kind in typed] or list(range(len(kinds)))
 
