@@ -63,7 +63,7 @@ def test_a_small_limit_brings_a_finished_model_home_and_a_larger_one_resumes_fro
     minimum = Decimal(homing.json("plan", "poor", *steps)["minimum_spend_usd"])
     refused = homing("launch", "poor", *steps, "--spend-limit", str(minimum * Decimal("0.9")), "--yes")
     assert refused.returncode == 2
-    assert "too low to finish and fetch a model" in refused.stderr
+    assert "too low to finish, push the model and end billing" in refused.stderr
 
     limit = (minimum * Decimal("1.05")).quantize(Decimal("0.01"))
     assert homing("launch", "poor", *steps, "--spend-limit", str(limit), "--yes").returncode == 0

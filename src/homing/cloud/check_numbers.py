@@ -14,35 +14,14 @@ import datetime
 import re
 from decimal import Decimal
 
+from homing.wire.figures import MOST_USD, read_figure
+
 __all__ = ["MOST_USD", "MOST_USD_PER_HOUR", "Figures", "read_figure", "read_moment", "read_port"]
 
-# the highest plausible cost of one instance; the most expensive 8-GPU machine costs about a million dollars a year
-MOST_USD = Decimal(10**7)
 MOST_USD_PER_HOUR = Decimal(10**4)
 _MOST_COUNT = 10**15
-_LONGEST_TEXT = 100  # maximum number of characters in a plausible number
-_SMALLEST = Decimal("1e-12")
 _OLDEST_S = 10 * 365 * 86400.0  # the maximum age that we expect of a live instance
 _AHEAD_S = 2 * 86400.0  # the largest difference that we expect between two machines' clocks
-
-
-def read_figure(value: object, most: Decimal | int, *, least: Decimal | int = 0) -> Decimal | None:
-    """Return `value` as a number from `least` to `most`, or None if it is not a finite number within these bounds."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
-        return None
-    if isinstance(value, int) and abs(value) > 10**40:
-        return None  # converting a huge integer to text is slow, and beyond a certain length Python raises an error
-    text = str(value).strip()
-    if len(text) > _LONGEST_TEXT:
-        return None
-    try:
-        number = Decimal(text)
-    except ArithmeticError:
-        return None
-    if not number.is_finite() or not least <= number <= most:
-        return None
-    # 0E+999999 and 1E-999999 are within bounds too, but it is not safe to format them or divide by them.
-    return number if abs(number) >= _SMALLEST else Decimal(0)
 
 
 def read_port(value: object) -> int | None:

@@ -75,7 +75,7 @@ def kept(url: str, num_bytes: int, region: str = "", endpoint: str = "") -> Kept
         return _priced(num_bytes, _R2_USD_PER_GB_MONTH, "R2 standard")
     is_inside = address.region or region
     if where and not where.endswith((".amazonaws.com", ".amazonaws.com.cn")):
-        return Kept(num_bytes, None, f"no published price for {where}")
+        return Kept(num_bytes, None, f"homing does not know the storage price of {where}")
     if is_inside not in _S3_USD_PER_GB_MONTH:
         return Kept(num_bytes, None, f"no known price for the region {is_inside or '(none set)'}")
     return _priced(num_bytes, _S3_USD_PER_GB_MONTH[is_inside], f"S3 Standard in {is_inside}")

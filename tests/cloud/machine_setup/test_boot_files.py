@@ -28,7 +28,7 @@ from homing.wire.run_json import Cloud, Data, Limits, Model, Run, Sampling, Size
 from homing.wire.shard_manifest import DataManifest, Shard, Split
 from homing.world import World
 
-MAX_LINES = 1700
+MAX_LINES = 1750
 # Ends a machine like a provider: also the dead-man, which would otherwise retry for ever.
 FELL = """
 import glob, os, signal, sys

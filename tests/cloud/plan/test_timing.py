@@ -144,7 +144,7 @@ def test_launch_refuses_less_than_the_minimum_that_plan_prints_and_takes_it_from
     minimum = make_plan(long, home).offers[0].minimum_usd
     with pytest.raises(UsageError) as caught:
         draft(order(home, long, str(minimum * Decimal("0.99"))), home)
-    assert "too low to finish and fetch a model" in caught.value.what
+    assert "too low to finish, push the model and end billing" in caught.value.what
     assert "to push the model and end billing" in caught.value.why
     assert "--spend-limit" in caught.value.fix
     ready = draft(order(home, long, str(minimum * Decimal("1.01"))), home)

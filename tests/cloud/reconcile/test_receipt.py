@@ -269,3 +269,11 @@ def test_a_clock_set_back_during_a_destroy_does_not_lower_the_receipt(
     monkeypatch.setattr("homing.cloud.destroy.is_absent", meanwhile)
     destroy_lines(home, open_lines(home, None))
     assert meter.cost(RATE, 3600) <= billed(world) <= written(home) <= meter.cost(RATE, 3700)
+
+
+@pytest.mark.parametrize("spend", ["NaN", "Infinity", "1e999999999", "1e30", "-5", "lots", "9" * 200])
+def test_absurd_dollars_in_a_heartbeat_become_no_bill(spend: str) -> None:
+    line = LedgerLine("a-1", "moss-1", "moss", 1, "local", "o", "1.00", "5", 0.0, created_at=0.0)
+    beat = Heartbeat(960.0, "a-1", 1, "training", 600.0, "1.00", spend_usd=spend)
+    assert counted(line, beat, [line], 1000.0) == 0
+    assert counted(line, dataclasses.replace(beat, spend_usd="1.10"), [line], 1000.0) == Decimal("1.10")

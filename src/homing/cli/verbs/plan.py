@@ -21,7 +21,7 @@ from homing.cloud.plan.plan import OfferPlan, Plan, suggested_limit
 from homing.cloud.providers.base import Offer
 from homing.cloud.try_offers import name_of
 from homing.config.load import Loaded, with_options
-from homing.units import format_bytes, format_count, format_duration, format_rate
+from homing.units import counted, format_bytes, format_count, format_duration, format_rate
 from homing.wire import codec
 
 __all__ = ["command"]
@@ -174,7 +174,8 @@ def _say_left_out(plan: Plan) -> None:
         rate = usd(each.offer.rate_usd_per_hour)
         output.say(f"Skipped offer: {name_of(each.offer)} ({_device(each.offer)}, {rate}/h) {each.why}.")
     if len(plan.left_out) > len(lower[:_LEFT_OUT]):
-        output.say(f"{len(plan.left_out) - len(lower[:_LEFT_OUT])} more offers not shown; use --json to list them all.")
+        more = counted(len(plan.left_out) - len(lower[:_LEFT_OUT]), "more offer")
+        output.say(f"{more} not shown; use --json to list all of them.")
 
 
 def _bought(plan: Plan) -> list[tuple[str, str]]:

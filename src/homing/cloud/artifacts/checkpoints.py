@@ -204,11 +204,11 @@ def fetch(
         home.ledger.set_run(run.id, fetched_step=checkpoint.manifest.step)
         return Fetched(model_dir, run_dir, checkpoint.manifest, checkpoint.num_bytes, is_new, passed_over)
     rest = candidates[len(passed_over) :]
-    older = f"--or-older fetches the previous one ({rest[0].folder})." if rest else "There is no older one."
+    fix = f"Fetch the previous one ({rest[0].folder}): homing fetch {run.name} --or-older" if rest else ""
     raise IntegrityError(
         what=f"{run.id}'s checkpoint in the store is damaged and was not fetched.",
         why="\n".join(passed_over),
-        fix=f"Fetch an older checkpoint, if there is one: homing fetch {run.name} --or-older   {older}",
+        fix=fix or f"The store has no older checkpoint. Start over: homing launch {run.name}",
     )
 
 

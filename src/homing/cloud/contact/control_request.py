@@ -23,6 +23,7 @@ from homing.wire import codec, file_names
 from homing.wire.boot_json import Boot
 from homing.wire.codec import WireError
 from homing.wire.control_files import Heartbeat, Request
+from homing.wire.figures import MOST_USD, read_figure
 from homing.world import NetworkError
 
 __all__ = ["ask", "deliver", "last_asked", "send_age"]
@@ -96,7 +97,9 @@ def send_age(home: Home, store: Store, boot: Boot, beat: Heartbeat, began: float
     if rate <= 0:
         return False
     age_s = world.boottime() - began
-    counted_s = float((Decimal(beat.spend_usd) - Decimal(boot.spent_before_usd)) / rate * 3600)
+    # An agent whose count cannot be read is sent the age, because it may count too little.
+    spend = read_figure(beat.spend_usd, MOST_USD) or Decimal(0)
+    counted_s = float((spend - Decimal(boot.spent_before_usd)) / rate * 3600)
     if age_s - counted_s <= boot.heartbeat_s + _ON_ITS_WAY_S:
         return False
     # Send a slightly higher age than measured, because some time passes before the agent reads it, and ending the run

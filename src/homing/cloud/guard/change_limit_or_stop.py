@@ -41,6 +41,7 @@ from homing.store import Store, run_key
 from homing.units import format_duration
 from homing.wire import codec, file_names
 from homing.wire.control_files import Heartbeat, Request
+from homing.wire.figures import MOST_LIMIT_USD, read_figure
 from homing.wire.guard_timing import PROVIDER
 
 __all__ = ["CONFIRM_S", "Change", "ask_to_stop", "change_limit", "propose", "wait_for_stop"]
@@ -221,7 +222,8 @@ def _is_confirmed(
             return False
         if beat is None or beat.spend_limit_usd is None:
             return False
-        return Decimal(beat.spend_limit_usd) == change.new_usd and beat.time_limit_s == change.new_time_s
+        taken = read_figure(beat.spend_limit_usd, MOST_LIMIT_USD)
+        return taken == change.new_usd and beat.time_limit_s == change.new_time_s
 
     return wait_until(has_taken_it, timeout_s=confirm_s, every_s=_EVERY_S, world=home.world)
 

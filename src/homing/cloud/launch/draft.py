@@ -177,7 +177,7 @@ def _reads_run_text(phase: Phase) -> bool:
 def _without_limit(order: LaunchOrder, timing: Timing, spent: Decimal) -> UsageError:
     rate, whole_s = order.offer.rate_usd_per_hour, timing.whole_s(order.run)
     planned = meter.cost(rate, whole_s)
-    # Suggest 50% more than the plan, which may be inaccurate, and at least twice the cost to finish and fetch a model.
+    # Suggest 50% more than the plan, which may be inaccurate, and at least twice the minimum.
     enough = spent + max(planned * 3 / 2, meter.cost(rate, timing.least_s(order.run)) * 2)
     estimated = f"On {order.offer.name} it costs about {meter.show_usd(planned)} in {format_duration(whole_s)}."
     return UsageError(
@@ -243,13 +243,13 @@ def _check_minimum(order: LaunchOrder, timing: Timing, limit: Decimal, spent: De
     least = meter.cost(rate, least_s)
     if order.run.limits.time_s and order.run.limits.time_s == allowed:  # 0 means no time limit
         raise UsageError(
-            what=f"limits.time of {format_duration(allowed)} is too short to finish and fetch a model.",
+            what=f"limits.time of {format_duration(allowed)} is too short to finish, push the model and end billing.",
             why=f"That takes {format_duration(least_s)} on {order.offer.name}: {timing.text}.",
             fix=f"Raise limits.time in the run file to {format_duration(2 * least_s)} or more.",
         )
     before = f"{meter.at_most(*lines)}{meter.show_usd(spent)} is already spent; " if spent else ""
     raise UsageError(
-        what=f"The spend limit of {meter.show_usd(limit)} is too low to finish and fetch a model.",
+        what=f"The spend limit of {meter.show_usd(limit)} is too low to finish, push the model and end billing.",
         why=f"{before}the minimum on {order.offer.name} is {meter.show_usd(least)}: {timing.text}.",
         fix=f"{order.words.to('launch')} --spend-limit {meter.as_limit(spent + 2 * least)}",
     )

@@ -38,7 +38,15 @@ RUN_DIR = "run"
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same source gives the same bytes; no zip can have an older date
 # Exactly the files that the agent imports. The agent must stay small enough to read in one sitting; a test counts the
 # lines.
-_ZIP_WIRE = ("boot_json_agent", "codec", "control_files", "event_lines", "guard_timing", "instance_file_names")
+_ZIP_WIRE = (
+    "boot_json_agent",
+    "codec",
+    "control_files",
+    "event_lines",
+    "figures",
+    "guard_timing",
+    "instance_file_names",
+)
 _ZIP_PARTS = ("instance/agent", *(f"wire/{name}.py" for name in _ZIP_WIRE), "world/machine.py")
 _ZIP_MAIN = "from homing.instance.agent.__main__ import main\n\nraise SystemExit(main())\n"
 

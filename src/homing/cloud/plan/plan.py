@@ -61,7 +61,8 @@ class OfferPlan:
     seconds: float  # from the create call until the instance is gone, including expected preemptions
     cost_usd: Decimal  # cost to finish: rate x seconds, plus storage for that time
     timing: Timing
-    minimum_usd: Decimal  # the lowest limit that is enough to finish and fetch a model; launch refuses a lower one
+    # the lowest limit that is enough to finish, push the model and end billing; launch refuses a lower one
+    minimum_usd: Decimal
     worst_usd: Decimal  # the most that the run can cost: within its limits or, if it has none, at the pessimistic speed
     odds: Odds
     storage_usd: Decimal = Decimal(0)

@@ -244,11 +244,8 @@ def last_beat(home: Home, line: LedgerLine) -> Heartbeat | None:
 
 def counted(line: LedgerLine, beat: Heartbeat | None, lines: Sequence[LedgerLine], now: float) -> Decimal:
     """Return this attempt's cost as counted by its agent, independently of this computer's clock."""
-    try:
-        reported = Decimal(beat.spend_usd if beat is not None else 0)
-    except ArithmeticError:  # damaged data must not abort a status check
-        reported = Decimal(0)
-    if not reported.is_finite():
+    reported = read_figure(beat.spend_usd, MOST_USD) if beat is not None else None
+    if reported is None:  # an implausible figure must neither abort a status check nor become a bill
         return Decimal(0)
     before = [each for each in lines if each.attempt < line.attempt]
     return max(Decimal(0), reported - sum((_counted_before(each, line, now) for each in before), Decimal(0)))

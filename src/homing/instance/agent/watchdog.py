@@ -13,6 +13,7 @@ from homing.instance.agent.folder import Folder
 from homing.wire import instance_file_names as names
 from homing.wire.control_files import Heartbeat, Request
 from homing.wire.event_lines import Event, Metric
+from homing.wire.figures import MOST_LIMIT_USD, MOST_USD, read_figure
 from homing.wire.guard_timing import END, LAND, allowed_s, reserve_s
 
 
@@ -23,9 +24,12 @@ def last_beat_at(folder: Folder) -> float:
     beat, boot = folder.read(names.HEARTBEAT, Heartbeat), folder.boot
     if beat is None or beat.mark != boot.mark:
         return 0.0
+    spend = read_figure(beat.spend_usd, MOST_USD)
+    if spend is None:
+        return beat.t
     try:
         # Use the recorded spend too: started_at comes from another clock, so the heartbeat's time may precede it.
-        dollars = Decimal(beat.spend_usd) - Decimal(boot.spent_before_usd)
+        dollars = spend - Decimal(boot.spent_before_usd)
         return max(beat.t, boot.started_at + float(dollars / Decimal(boot.rate_usd_per_hour) * 3600))
     except ArithmeticError:
         return beat.t
@@ -78,10 +82,10 @@ class Limits:
             self.change(self._folder.read(names.LIMITS, Request) or Request(serial=0))
 
     def change(self, request: Request) -> None:
-        """Apply all new limits or none. Raise ArithmeticError if the spend limit is not a finite number."""
+        """Apply all new limits or none. Raise ArithmeticError if the spend limit is not a plausible number."""
         if request.spend_limit_usd is not None:
-            spend = Decimal(request.spend_limit_usd)
-            if not spend.is_finite():
+            spend = read_figure(request.spend_limit_usd, MOST_LIMIT_USD, least=-MOST_LIMIT_USD)
+            if spend is None:
                 raise ArithmeticError(request.spend_limit_usd)
             self.spend_limit = spend
         if request.time_limit_s is not None:

@@ -112,7 +112,8 @@ class Connection:
         repo, token, is_dataset = self.address.repo_id, self.token_source, self.address.repo_type == "dataset"
         if code == "GatedRepo":
             page = f"{self.endpoint}/{'datasets/' * is_dataset}{repo}"
-            return f"{repo} is gated, and {token} has no access.", f"Request access: {page}"
+            has_none = f"{token} has no access" if self.token else "there is no token"
+            return f"{repo} is gated, and {has_none}.", f"Request access: {page}"
         if code == "RevisionNotFound":
             return f"{repo} has no such branch, tag or commit.", "Fix the part after the @ in the address."
         if status == 401 and not self.token:
@@ -121,13 +122,17 @@ class Connection:
                 "Log in: hf auth login   or export HF_TOKEN=...",
             )
         if status in (401, 404) or code == "RepoNotFound":
-            why = f"{token} cannot see {repo}: the repository does not exist or is private, or the token is invalid."
+            why = f"{repo} does not exist, or it is private, and there is no token."
+            if self.token:
+                why = f"{token} cannot see {repo}: it does not exist or is private, or the token is invalid."
             # A dataset repository is usually a source of training text, so do not suggest creating it.
             if is_dataset:
                 return why, "Fix the name, or use another token: export HF_TOKEN=..."
             return why, f"Create it: hf repo create {repo} --private   or fix `store:`, or use another token"
         if status == 403:
-            why = f"{token} has no write access to {repo}: the token is read-only, or someone else owns the repository."
+            why = f"The Hub refuses to write to {repo} without a token."
+            if self.token:
+                why = f"{token} has no write access to {repo}: it is read-only, or someone else owns the repository."
             return why, f"Create a token with write access: {self.endpoint}/settings/tokens   then export HF_TOKEN=..."
         if status == 429:
             why = (

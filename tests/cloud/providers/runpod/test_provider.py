@@ -38,7 +38,7 @@ from homing.cloud.machine_setup.code_bundle import TORCH_RANGE
 from homing.cloud.providers.base import Instance, Needs, Provider, Request, Resource
 from homing.cloud.providers.registry import configured, open_provider
 from homing.cloud.providers.runpod.create_request import MAY_END, end_command, probe_command
-from homing.cloud.providers.runpod.offers import storage_rate
+from homing.cloud.providers.runpod.offers import dollars, storage_rate
 from homing.cloud.providers.runpod.provider import KEY_ENV, Runpod
 from homing.cloud.reconcile.inventory import survey
 from homing.cloud.reconcile.reconcile import refresh
@@ -1205,6 +1205,12 @@ def test_destroy_works_while_the_account_cannot_be_identified(tmp_path: Path) ->
         destroy_lines(seen, home.ledger.lines())
     assert rig.num_living == 0, "it was asked to end all the same"
     assert home.ledger.lines()[0].destroyed_at is None
+
+
+def test_a_rate_is_rounded_up_and_the_noise_of_a_32_bit_float_is_not() -> None:
+    assert dollars(Decimal("0.12345")) == Decimal("0.1235"), "never below the bill"
+    assert dollars(Decimal("3.2899999618530273")) == Decimal("3.29")
+    assert dollars(Decimal("0.7400000095367432")) == Decimal("0.74")
 
 
 def test_the_disk_rate_is_rounded_up() -> None:

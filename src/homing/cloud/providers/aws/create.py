@@ -120,6 +120,12 @@ class Creation:
             rows = self.api.items("ec2", "describe_subnets", "Subnets", region, Filters=only)
         if not rows:
             # Unwelcome means that nothing was created, so undoing the launch need not wait for an instance.
+            if self.settings.subnets:
+                raise Unwelcome(
+                    what=f"None of the subnets in cloud.aws.subnets exists in {region}.",
+                    why=f"Named: {', '.join(self.settings.subnets)}. A subnet belongs to one region and one account.",
+                    fix=f"Fix cloud.aws.subnets. See the subnets there: aws ec2 describe-subnets --region {region}",
+                )
             raise Unwelcome(
                 what=f"The account has no default VPC in {region}.",
                 why="An instance needs a subnet.",

@@ -75,7 +75,11 @@ def find(api: Api, wanted: Wanted) -> list[Offer]:
 
 
 def dollars(amount: Decimal) -> Decimal:
-    return amount.quantize(_ROUND)
+    """Return the rate, rounded up, so that our figure is never below the bill.
+
+    The digits beyond the fifth are removed first, because they are noise of a 32-bit float.
+    """
+    return amount.quantize(_ROUND / 10).quantize(_ROUND, ROUND_UP)
 
 
 def storage_rate(num_gb: int) -> Decimal:
