@@ -61,6 +61,7 @@ AREAS: dict[str, tuple[str, ...]] = {
                               "benchmarks/lm_eval_serve.py"),
     "results/loader": ("src/homing/lm/data/shards", "src/homing/lm/train/compute/batch.py", "benchmarks/loader.py"),
     "results/lora": ("src/homing/lm/model", "src/homing/lm/train", "benchmarks/gpu/lora.py"),
+    "results/parallel": (*_TRAIN, "tests/lm/parallel_cells.py", "benchmarks/parallel.py"),
     "results/peer_sweep": ("benchmarks/gpu/quality.py",),
     "results/persona": (*_TRAIN, "src/homing/lm/data/chat", "benchmarks/gpu/persona.py"),
     "results/prep": ("src/homing/lm/data/prep", "src/homing/lm/data/text", "src/homing/lm/tokenizer",

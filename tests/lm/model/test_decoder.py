@@ -505,3 +505,15 @@ def test_every_block_and_embedding_runs_its_hooks_once_per_forward_pass(family: 
     with torch.no_grad():
         model.token_losses(ids, targets)
     assert sorted(called) == sorted(2 * [name for name, _ in hooked])
+
+
+def test_weights_can_be_loaded_one_tensor_at_a_time() -> None:
+    source, other = built(TINY), built(TINY, seed=1)
+    other.load_each(source.weights_for_disk().items())
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(other.parameters(), source.parameters(), strict=True))
+    tied, own_tied = built(shaped(is_tied=True)), built(shaped(is_tied=True), seed=1)
+    copied = {**tied.weights_for_disk(), "lm_head.weight": torch.zeros(3)}
+    own_tied.load_each(copied.items())
+    assert torch.equal(tied.model.embed_tokens.weight, own_tied.model.embed_tokens.weight)
+    with pytest.raises(DataError, match=r"model\.norm\.weight"):
+        other.load_each((name, t) for name, t in source.weights_for_disk().items() if name != "model.norm.weight")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -324,6 +324,21 @@ class Decoder(nn.Module):
         for name, parameter in self.named_parameters():
             local(parameter).zero_()
             put(wanted[name], given[name])
+
+    @torch.no_grad()
+    def load_each(self, pairs: Iterable[tuple[str, Tensor]]) -> None:
+        """Load weights like `load_weights`, one tensor at a time, so that they need not all be in memory."""
+        wanted, found = self.weight_parts(), dict[str, tuple[int, ...]]()
+        for parameter in self.parameters():
+            local(parameter).zero_()
+        for name, tensor in pairs:
+            if name == "lm_head.weight" and self.lm_head is None:
+                continue  # a second copy of the tied embedding
+            found[name] = tuple(tensor.shape)
+            if name in wanted and found[name] == wanted[name].shape:
+                put(wanted[name], tensor)
+        if problems := misfits({name: part.shape for name, part in wanted.items()}, found):
+            raise do_not_fit(problems)
 
     def cut_padding(self, name: str, tensor: Tensor) -> Tensor:
         """Return the tensor without its vocabulary padding rows; a tensor with no such rows is returned unchanged.

@@ -244,10 +244,10 @@ def _divided_model(session: Session, phase: Phase, start: Path | None, parallel:
         model = Decoder(run.model)  # its memory is not used before something is written to it
     check_count(run, model)
     shard_model(model, parallel, session.ranks, session.device)
-    if not is_adapted:
+    if start is None:
         model.init_weights(run.seed, phase.optimizer.kind)
-        if start is not None:
-            model.load_weights(dict(_tensors(start)))
+    elif not is_adapted:
+        model.load_each(_tensors(start))
     return model
 
 

@@ -193,11 +193,12 @@ def test_one_two_and_four_processes_learn_the_same(tiny_data: Path, tmp_path: Pa
 
 @pytest.mark.acceptance(93)
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(("victim", "parallel"), [(0, "zero3"), (1, "ddp"), (1, "zero2")])
 def test_a_killed_rank_fails_the_run_which_then_resumes_from_its_checkpoint(
-    victim: int, tiny_data: Path, tmp_path: Path
+    victim: int, parallel: str, tiny_data: Path, tmp_path: Path
 ) -> None:
-    run = make_run(tiny_data, train={"num_ranks": 2}, num_steps=400, save_every=5, eval_every=0, optimizer=GENTLE)
+    ranks = {"num_ranks": 2, "parallel": parallel}
+    run = make_run(tiny_data, train=ranks, num_steps=400, save_every=5, eval_every=0, optimizer=GENTLE)
     run_dir = make_run_dir(tmp_path / "run", run)
     process = start(run_dir)
     wait_for_steps(run_dir, 12)

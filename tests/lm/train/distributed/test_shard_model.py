@@ -5,153 +5,24 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from parallel_cells import EIGHT, MOST_DIFFERENCE, Cell, Group
 from safetensors.torch import load_file
-from tiny import make_data, make_run, make_run_dir
+from tiny import make_run_dir
 
 from homing.errors import UsageError
-from homing.lm.data.chat.chat_settings import ChatOrder, ChatSource
-from homing.lm.data.chat.prepare import prepare_chat
-from homing.lm.model.model_shape import count_params
 from homing.lm.model.open_weights.load_and_save import save_tensors
 from homing.lm.model.row_shards import Part
-from homing.lm.tokenizer.tokenizer import CHAT_TEMPLATE
 from homing.lm.train.checkpoints.shared_files import SharedFile, leave_marker, wait_for_markers
 from homing.lm.train.distributed.ranks import Ranks
 from homing.lm.train.distributed.shard_model import held_bytes, pick_parallel
 from homing.lm.train.optim.muon_shards import assign
 from homing.wire import file_names
-from homing.wire.run_json import Model, Optimizer, PhaseData, Run
-
-DEADLINE_S = 300.0
-MOST_DIFFERENCE = 1e-5
-CHAT_CONTEXT = 64
-OPTIMIZERS = {
-    "muon": Optimizer("muon", 0.002, 0.002, 0.002, 0.002, 0.1, variance_beta=0.9, is_cautious=True),
-    "adamw": Optimizer("adamw", 0.002, 0.002, 0.002, 0.002, 0.1),
-}
-SWIFT = Model("swift", "swift", 2, 32, 2, 1, 16, 64, 32, 272, False, rope_base=1e5)
-
-
-@dataclass(frozen=True)
-class Cell:
-    kind: str  # pretrain | sft | swift (pretraining of that family)
-    optimizer: str
-    parallel: str
-    num_ranks: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.kind}-{self.optimizer}-{self.parallel}-{self.num_ranks}"
-
-    @property
-    def alone(self) -> Cell:
-        return Cell(self.kind, self.optimizer, "ddp", 1)
-
-
-EIGHT = [
-    Cell("pretrain", "muon", "zero3", 2),
-    Cell("pretrain", "adamw", "zero2", 2),
-    Cell("sft", "muon", "zero2", 2),
-    Cell("sft", "adamw", "zero3", 2),
-    Cell("pretrain", "muon", "hsdp", 4),
-    Cell("pretrain", "adamw", "zero3", 4),
-    Cell("sft", "muon", "zero3", 4),
-    Cell("sft", "adamw", "hsdp", 4),
-]
-EVERY = [
-    Cell(kind, optimizer, parallel, num_ranks)
-    for kind, optimizer, num_ranks in product(("pretrain", "sft"), OPTIMIZERS, (2, 4))
-    for parallel in ("ddp", "zero2", "zero3", *(["hsdp"] if num_ranks == 4 else []))
-]
-
-
-class Group:
-    """Run directories of cells that are trained in shared processes."""
-
-    def __init__(self, folder: Path, num_steps: int) -> None:
-        self.folder, self.num_steps = folder, num_steps
-        make_data(folder / "data")
-        config = folder / "data" / file_names.TOKENIZER_CONFIG
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": CHAT_TEMPLATE}))
-        chat = folder / "chat.jsonl"
-        turns = [
-            [{"role": "user", "content": f"Who {n}?"}, {"role": "assistant", "content": "I am Moss." * (n % 3 + 1)}]
-            for n in range(60)
-        ]
-        chat.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in turns))
-        source = ChatSource(str(chat))
-        order = ChatOrder(folder / "chat", [source], tokenizer=folder / "data", context=CHAT_CONTEXT, val_fraction=0.1)
-        prepare_chat(order)
-        manifest = (folder / "chat" / file_names.MANIFEST).read_bytes()
-        self.chat = PhaseData("chat", str(folder / "chat"), hashlib.sha256(manifest).hexdigest())
-
-    def run(self, cell: Cell, save_every: int = 0) -> Run:
-        data = {"data": self.chat, "batch_tokens": 8 * CHAT_CONTEXT} if cell.kind == "sft" else {}
-        run = make_run(
-            self.folder / "data", train={"parallel": cell.parallel, "num_ranks": cell.num_ranks},
-            kind="sft" if cell.kind == "sft" else "pretrain", num_steps=self.num_steps, micro_batch=1,
-            save_every=save_every, eval_every=5, optimizer=OPTIMIZERS[cell.optimizer], **data,
-        )  # fmt: skip
-        if cell.kind == "sft":
-            return dataclasses.replace(run, model=dataclasses.replace(run.model, context=CHAT_CONTEXT))
-        if cell.kind == "pretrain":
-            return run
-        sizes = dataclasses.replace(run.sizes, num_params=sum(count_params(SWIFT).values()))
-        phases = [dataclasses.replace(run.phases[0], optimizer=dataclasses.replace(OPTIMIZERS[cell.optimizer],
-                                                                                   lr_scalar=0.002))]  # fmt: skip
-        return dataclasses.replace(run, model=SWIFT, sizes=sizes, phases=phases)
-
-    def made(self, cell: Cell, save_every: int = 0) -> Path:
-        return make_run_dir(self.folder / cell.name, self.run(cell, save_every))
-
-    def train(self, num_ranks: int, run_dirs: Sequence[Path | str]) -> None:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
-        fixed = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-                 "WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}  # fmt: skip
-        command = [sys.executable, str(Path(__file__).with_name("train_cells.py")), str(self.folder)]
-        logs = [self.folder / f"group-{num_ranks}-{rank}.log" for rank in range(num_ranks)]
-        ranks = []
-        try:
-            for rank, log in enumerate(logs):
-                env = os.environ | fixed | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                with open(log, "wb") as file:
-                    ranks.append(subprocess.Popen([*command, *map(str, run_dirs)], env=env, stdout=file, stderr=file))
-            deadline = time.monotonic() + DEADLINE_S
-            while any(rank.poll() is None for rank in ranks) and all(rank.poll() in (None, 0) for rank in ranks):
-                assert time.monotonic() < deadline, f"{num_ranks} ranks still train"
-                time.sleep(0.05)
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
-        failed = [log.read_text()[-3000:] for log, rank in zip(logs, ranks, strict=True) if rank.returncode > 0]
-        assert [rank.returncode for rank in ranks] == [0] * num_ranks, failed
-
-    def losses(self, folder: Path) -> list[float]:
-        return [json.loads(line)["loss"] for line in (folder / file_names.METRICS).read_text().splitlines()]
-
-    def difference(self, cell: Cell) -> float:
-        pairs = zip(*(self.losses(self.folder / each.name) for each in (cell, cell.alone)), strict=True)
-        return max(abs(mine - other) / other for mine, other in pairs)
-
-    def held(self, cell: Cell, rank: int) -> dict[str, int]:
-        found: dict[str, int] = json.loads((self.folder / cell.name / f"bytes-{rank}.json").read_text())
-        return found
+from homing.wire.run_json import Run
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -243,11 +114,13 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Group:
     before = hashes(last(moved))
     make_run_dir(moved, group.run(Cell("pretrain", "muon", "ddp", 1), save_every=5))
     alone = sorted({cell.alone for cell in [*EIGHT, swift]}, key=lambda cell: cell.name)
-    group.train(1, [*map(group.made, alone), f"resave:{moved}"])
+    trained, warm = last(group.folder / "finished"), Cell("pretrain", "adamw", "zero3", 2)
+    group.train(1, [*map(group.made, alone), f"resave:{moved}", group.made_from(trained, warm.alone)])
     (group.folder / "after-1.json").write_text(json.dumps([before, hashes(last(moved))]))
     make_run_dir(moved, group.run(Cell("pretrain", "muon", "zero2", 2), save_every=5))
     shutil.copytree(moved, group.folder / "continued")
-    group.train(2, [*map(group.made, [*EIGHT[:4], swift]), f"resave:{moved}", group.folder / "continued"])
+    group.train(2, [*map(group.made, [*EIGHT[:4], swift]), f"resave:{moved}", group.folder / "continued",
+                    group.made_from(trained, warm)])  # fmt: skip
     return group
 
 
@@ -270,6 +143,22 @@ def test_each_rank_holds_its_share_of_weights_gradients_and_state(group: Group, 
 
 
 @pytest.mark.slow
+def test_ranks_that_divide_the_model_start_from_the_weights_of_another_run(group: Group) -> None:
+    one, two = (group.losses(group.folder / f"from-pretrain-adamw-{name}") for name in ("ddp-1", "zero3-2"))
+    assert one == pytest.approx(two, rel=MOST_DIFFERENCE)
+    assert one[0] < group.losses(group.folder / "finished")[0] - 0.5
+
+
+@pytest.mark.slow
+def test_a_divided_model_is_sampled_like_a_whole_one(group: Group) -> None:
+    texts = [
+        (group.folder / cell.name / file_names.SAMPLES / "pretrain-00000010.txt").read_text()
+        for cell in (EIGHT[0], EIGHT[4], EIGHT[0].alone)
+    ]
+    assert texts[0] == texts[1] == texts[2] != ""
+
+
+@pytest.mark.slow
 def test_a_checkpoint_moves_between_4_1_and_2_ranks_bit_by_bit(group: Group) -> None:
     before, after = json.loads((group.folder / "after-1.json").read_text())
     moved = group.folder / "pretrain-muon-zero3-4"
@@ -282,13 +171,3 @@ def test_a_run_continues_on_fewer_ranks_with_the_same_losses(group: Group) -> No
     finished, continued = (group.losses(group.folder / name) for name in ("finished", "continued"))
     assert len(continued) == len(finished) == group.num_steps
     assert continued == pytest.approx(finished, rel=MOST_DIFFERENCE)
-
-
-@pytest.mark.prove
-def test_every_way_to_divide_the_model_learns_the_same_over_50_steps(tmp_path: Path) -> None:
-    group = Group(tmp_path, num_steps=50)
-    for num_ranks in (1, 2, 4):
-        cells = {cell.alone for cell in EVERY} if num_ranks == 1 else [c for c in EVERY if c.num_ranks == num_ranks]
-        group.train(num_ranks, [group.made(cell) for cell in cells])
-    far = {cell.name: group.difference(cell) for cell in EVERY if group.difference(cell) > MOST_DIFFERENCE}
-    assert far == {}
