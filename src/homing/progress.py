@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-__all__ = ["BYTES", "SECONDS", "Listener", "Progress", "finished", "listening", "report", "working"]
+__all__ = ["BYTES", "SECONDS", "Listener", "Progress", "finished", "listener", "listening", "report", "working"]
 
 BYTES, SECONDS = "bytes", "seconds"
 
@@ -33,8 +33,16 @@ _listener: ContextVar[Listener | None] = ContextVar("homing_progress", default=N
 
 
 def report(what: str, done: float = 0.0, total: float = 0.0, unit: str = BYTES, detail: str = "") -> None:
-    if (listener := _listener.get()) is not None:
-        listener(Progress(what, done, total, unit, detail))
+    listener()(Progress(what, done, total, unit, detail))
+
+
+def listener() -> Listener:
+    """Return the current listener, to call it from another thread, which does not inherit it."""
+    return _listener.get() or _drop
+
+
+def _drop(progress: Progress) -> None:
+    """Drop a report, because nobody listens."""
 
 
 def finished() -> None:
@@ -53,7 +61,7 @@ def working(what: str) -> Iterator[None]:
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Send the progress of this thread to `listener`."""
+    """Send the progress of this thread to `listener`. For another thread, see the function `listener`."""
     token = _listener.set(listener)
     try:
         yield

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import random
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 
@@ -12,11 +15,13 @@ from tests.cloud.rig import make_run
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger.ledger import AT_MOST, LedgerLine, RunRow
 from homing.cloud.ledger.mark import make_mark
-from homing.report import Subject
+from homing.report import Report, Subject, read_report
+from homing.report.report_data import Eval
 from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest, FileHash, Pointer
 from homing.wire.event_lines import Event, Metric, Outcome
 from homing.wire.run_json import Run
+from homing.world import World
 
 RUN_ID = "moss-20260101-120000-abcd"
 WEIGHTS_SHA256 = "a" * 64
@@ -105,3 +110,45 @@ def launched(home: Home, store: str, state: str = "done") -> Subject:
     found = home.ledger.run(RUN_ID)
     assert found is not None
     return Subject(RUN_ID, "moss", found.state, found.reason, found)
+
+
+def sample_report(tmp_path: Path) -> Report:
+    """The report on a launched run with two attempts and two phases whose curves look like those of a real run."""
+    home, store = Home(tmp_path / "home", World()), tmp_path / "store"
+    run, folder = two_phases(tmp_path), store / "runs" / RUN_ID
+    phases = [dataclasses.replace(run.phases[0], num_steps=2000), dataclasses.replace(run.phases[1], num_steps=400)]
+    write_run_dir(folder, dataclasses.replace(run, phases=phases))
+    (folder / file_names.METRICS).write_text("")
+    add(folder, file_names.METRICS, *_curve("pretrain", 2000, 200.0, 3.1, 5.5), *_curve("mid", 400, 2300.0, 2.7, 0.5))
+    (folder / file_names.RUN_FILE).write_text(
+        "name: moss\ndata:\n  text: [books/*.txt]\nmodel:\n  depth: 12\nphases:\n  - {kind: pretrain, tokens: 2B}\n"
+        "  - {kind: mid, tokens: 400M}\nlimits:\n  spend: $12.00\n"
+    )
+    verses = (
+        "the the of and the in a of the", "Es war ein Land, wo die Wälder stand und",
+        "Kennst du das Land, wo die Zitronen blühn,\nIm dunkeln Laub die Gold-Orangen glühn,",
+    )  # fmt: skip
+    for path in (folder / file_names.SAMPLES).iterdir():
+        path.unlink()
+    for step, verse in zip((200, 1000, 2000), verses, strict=True):
+        (folder / file_names.SAMPLES / f"pretrain-{step:08d}.txt").write_text(verse)
+    report = read_report(home, launched(home, f"file:{store}"), tmp_path / "models")
+    evals = [
+        Eval("mid", 10, "held-out text", "loss", 2.71, 2.69, 2.73, 40, 51_200),
+        Eval("mid", 10, "held-out text", "bits per byte", 0.942, 0.935, 0.949, 40, 51_200),
+    ]
+    commands = ["homing fetch moss", "homing chat moss", "homing eval moss --out evals.md", "homing export moss"]
+    return dataclasses.replace(report, evals=evals, next=commands)
+
+
+def _curve(phase: str, num_steps: int, began: float, low: float, drop: float) -> Iterator[Metric]:
+    noise = random.Random(3)
+    for step in range(5, num_steps + 1, 5):
+        share = step / num_steps
+        loss = low + drop * math.exp(-9 * share) + noise.uniform(-0.06, 0.06)
+        checked = {"val_loss": loss + 0.1, "val_bits_per_byte": (loss + 0.1) / 2.9} if step % 200 == 0 else {}
+        lr = 3e-4 * min(1.0, share * 20) * min(1.0, (1 - share) * 3 + 0.05)
+        yield Metric(
+            began + step * 0.6, phase, step, num_steps, 65_536 * step, loss=loss, lr=lr, step_s=0.6, mfu=0.41,
+            tokens_per_s=412_000 + noise.uniform(-9_000, 9_000) - (60_000 if step % 500 == 0 else 0), **checked,
+        )  # fmt: skip

@@ -51,6 +51,7 @@ def test_html_from_a_run_is_text_and_the_page_asks_for_nothing() -> None:
     policy = [each["content"] for tag, each in tags.found if tag == "meta" and "http-equiv" in each]
     assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
     assert text.count("<svg ") == 1
+    assert "\x1b" not in render_html(report(phases=[Phase("a\x1b[0m", curve=[(1, 2.0), (2, 1.0)])]))
 
 
 @pytest.mark.parametrize("render", [render_html, render_markdown])

@@ -61,32 +61,35 @@ class Bars:
         # Without a known end there may be no further report until the work is over, so draw at once.
         if self._drawn is None and progress.total and now - self._began_at < _QUICK_S:
             return
-        if self._drawn is None:
-            self._drawn = _new()
-            self._drawn.add_task("", total=None, said="")
-            self._drawn.start()
-        (task,) = self._drawn.task_ids
-        self._drawn.update(
+        drawn = self._drawn or _new()
+        (task,) = drawn.task_ids
+        drawn.update(
             task, completed=progress.done, total=progress.total or None, description=output.safe(progress.what),
             said=_amount(progress, now - self._began_at),
         )  # fmt: skip
+        if self._drawn is None:
+            self._drawn = drawn
+            drawn.start()
 
 
 def _new() -> Drawn:
     # Imported here because rich takes longer to load than most verbs run.
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
 
     console = Console(file=cast(IO[str], _Stderr()), highlight=False, markup=False, emoji=False)
-    return Progress(
-        TextColumn("{task.description}", markup=False),
+    made = Progress(
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
         BarColumn(bar_width=24),
-        TextColumn("{task.fields[said]}", markup=False),
+        TextColumn("{task.fields[said]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
         console=console,
         transient=True,
         redirect_stdout=False,
         redirect_stderr=False,
     )
+    made.add_task("", total=None, said="")
+    return made
 
 
 def describe(progress: Progress, took_s: float) -> str:

@@ -86,6 +86,7 @@ def read_report(home: Home, subject: Subject, models: Path = MODELS, metrics: Se
         began_at=min(times, default=None),
         ended_at=ended_at,
         made=_made(run) if run is not None else None,
+        run_file=files.text(file_names.RUN_FILE),
         data=list(_all_data(files, run)) if run is not None else [],
         phases=phases,
         happenings=run_history.happenings(events),
@@ -138,6 +139,18 @@ class _RunFiles:
         except (HomingError, OSError) as exc:
             self._say(exc)
             return None
+
+    def text(self, name: str) -> str:
+        """Return a text file of the run, preferably the local copy; "" if there is none."""
+        at_home = self.home.run_dir(self.id) / name
+        try:
+            found = self.home.world.read(at_home) if self.home.world.exists(at_home) else None
+            return (self.store.read(run_key(self.id, name)) if found is None else found).decode("utf-8", "replace")
+        except NotInStore:
+            return ""
+        except (HomingError, OSError) as exc:
+            self._say(exc)
+            return ""
 
     def metrics(self) -> list[Metric]:
         try:

@@ -65,6 +65,8 @@ class Phase:
     adapter: str = ""
     curve_of: str = "loss"
     curve: list[tuple[int, float]] = field(default_factory=list)
+    lr_curve: list[tuple[int, float]] = field(default_factory=list)
+    speed_curve: list[tuple[int, float]] = field(default_factory=list)  # tokens per second
     validations: list[Validation] = field(default_factory=list)
     best: Validation | None = None
     last: Validation | None = None
@@ -153,6 +155,7 @@ class Report:
     began_at: float | None = None
     ended_at: float | None = None
     made: Made | None = None
+    run_file: str = ""  # the YAML that the run was started with: what differs from the defaults
     data: list[Data] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
     happenings: list[Happening] = field(default_factory=list)

@@ -103,6 +103,8 @@ def _phase(kind: str, plan: run_json.Phase | None, lines: list[Metric], reached:
         adapter=_adapter(plan.lora) if plan and plan.lora else "",
         curve_of="reward" if is_rl else "loss",
         curve=_thinned(curve),
+        lr_curve=_thinned([(line.step, line.lr) for line in lines if line.lr is not None]),
+        speed_curve=_thinned([(line.step, line.tokens_per_s) for line in lines if line.tokens_per_s is not None]),
         validations=checked,
         best=min(checked, key=lambda each: each.loss) if checked else None,
         last=checked[-1] if checked else None,

@@ -1,4 +1,4 @@
-"""Turns a Report into sections of sentences, tables, verbatim text and one picture, independent of the output format.
+"""Turns a Report into headline figures and sections of sentences, tables, texts and charts, for every output format.
 
 The sections contain plain text, much of it untrusted (samples, logs, names); `render_page` sanitizes it.
 """
@@ -12,13 +12,14 @@ from decimal import Decimal
 
 from homing.cloud.ledger.ledger import ADOPTED
 from homing.cloud.ledger.meter import AT_MOST_WORDS, MARGIN_WORDS, show_usd
-from homing.report.loss_chart import draw
+from homing.report.charts import Charts, make_charts
 from homing.report.report_data import Attempt, Data, Phase, Report, Validation
 from homing.units import UsdColumn, counted, format_bytes, format_count, format_duration, format_moment, format_rate
 from homing.wire.checkpoint_manifest import MISSING_REWARD, figure_of
 
-__all__ = ["Block", "Picture", "Section", "Table", "Verbatim", "Words", "headline", "make_sections"]
+__all__ = ["Block", "Figure", "Section", "Table", "Verbatim", "Words", "headline", "make_figures", "make_sections"]
 
+_MOST_RUN_FILE = 20_000  # characters
 _MOST_VALIDATIONS = 12  # maximum number of validations shown per phase
 
 
@@ -31,6 +32,7 @@ class Words:
 class Table:
     headers: tuple[str, ...]  # empty for a table without a header row, such as a list of names and values
     rows: Sequence[Sequence[str]]
+    folded: str = ""  # title of a long table that the HTML page shows only on request
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,15 @@ class Verbatim:
 
 
 @dataclass(frozen=True)
-class Picture:
-    title: str
-    svg: str
+class Figure:
+    """A headline figure, such as the dollars spent."""
+
+    label: str
+    value: str
+    share: float | None = None  # of a limit, from 0 to 1
 
 
-Block = Words | Table | Verbatim | Picture
+Block = Words | Table | Verbatim | Charts
 
 
 @dataclass(frozen=True)
@@ -62,14 +67,43 @@ def headline(report: Report) -> str:
     return f"NOT FINISHED. The run is {report.state}{reason} This report is as of {format_moment(report.made_at)}."
 
 
+def make_figures(report: Report) -> list[Figure]:
+    """Return the figures at the top of the page; those that are unknown are left out."""
+    last = next((phase for phase in reversed(report.phases) if phase.curve or phase.last), None)
+    tokens = sum(phase.num_tokens for phase in report.phases)
+    made = [Figure("State", report.state)]
+    if last is not None and last.curve:
+        made.append(Figure(f"Final {last.curve_of}, {last.kind}", f"{last.curve[-1][1]:.3f}"))
+    if last is not None and last.last is not None and last.curve_of == "loss":
+        made.append(Figure("Validation loss", f"{last.last.loss:.3f}"))
+        if last.last.bits_per_byte is not None:
+            made.append(Figure("Bits per byte", f"{last.last.bits_per_byte:.3f}"))
+    if tokens:
+        made.append(Figure("Tokens trained", format_count(tokens)))
+    if report.began_at is not None:
+        took_s = (report.ended_at if report.ended_at is not None else report.made_at) - report.began_at
+        made.append(Figure("Time", format_duration(max(0.0, took_s))))
+    if report.spend_usd is not None and report.attempts:
+        spend, limit = Decimal(report.spend_usd), report.spend_limit_usd
+        of = "" if limit is None else f" of {show_usd(Decimal(limit))}"
+        share = float(spend / Decimal(limit)) if limit is not None and Decimal(limit) else None
+        made.append(Figure("Cost", f"{'at most ' if report.is_at_most else ''}{show_usd(spend)}{of}", share))
+    if report.offer:
+        num_gpus = report.offer.get("num_gpus") or 0
+        made.append(Figure("Machine", f"{f'{num_gpus} x ' if num_gpus else ''}{report.offer.get('device', '')}"))
+    if report.made is not None:
+        made.append(Figure("Parameters", format_count(report.made.num_params)))
+    return made
+
+
 def make_sections(report: Report) -> list[Section]:
     found = [
-        Section("Model and settings", list(_trained(report))),
-        Section("Data", list(_learned_from(report))),
         Section("Training", list(_went(report))),
-        Section("Events", list(_happened(report))),
         Section("Samples", list(_samples(report))),
         Section("Evaluation", list(_evals(report))),
+        Section("Model and settings", list(_trained(report))),
+        Section("Data", list(_learned_from(report))),
+        Section("Events", list(_happened(report))),
         Section("Hardware", list(_where(report))),
         Section("Cost", list(_cost(report))),
         Section("Checkpoints", list(_model(report))),
@@ -113,6 +147,9 @@ def _trained(report: Report) -> Iterator[Block]:
     ]
     if any(text for _, text in chosen):
         yield Table(("phase", "chosen on the instance"), [row for row in chosen if row[1]])
+    if report.run_file:
+        yield Words("The run file says what differs from the defaults; all other settings are defaults.")
+        yield Verbatim("Run file", report.run_file.strip()[:_MOST_RUN_FILE])
 
 
 def _settings(phases: Iterable[Phase]) -> Table:
@@ -155,7 +192,8 @@ def _learned_from(report: Report) -> Iterator[Block]:
         if data.files:
             files = [(str(file["path"]), f"{file['num_bytes']:,}", str(file["sha256"])) for file in data.files]
             left = data.num_files - len(files)
-            yield Table(("file", "bytes", "sha256"), [*files, *([(f"{left:,} more", "", "")] if left else [])])
+            rest = [(f"{left:,} more", "", "")] if left else []
+            yield Table(("file", "bytes", "sha256"), [*files, *rest], folded=f"Source files of {data.of}")
 
 
 def _splits(data: Data) -> Iterator[tuple[str, ...]]:
@@ -168,9 +206,9 @@ def _splits(data: Data) -> Iterator[tuple[str, ...]]:
 def _went(report: Report) -> Iterator[Block]:
     if not any(phase.curve or phase.validations for phase in report.phases):
         yield Words("No metrics are recorded.")
-    picture = draw(report.phases)
-    if picture:
-        yield Picture(f"Training and held-out metrics of {report.name}", picture)
+    charts = make_charts(report)
+    if charts:
+        yield Charts(f"Curves of {report.name}", charts)
     if report.phases:
         headers = (
             "phase",
@@ -328,6 +366,7 @@ def _cost(report: Report) -> Iterator[Block]:
     provider_spends = [Decimal(attempt.provider_usd) for attempt in report.attempts if attempt.provider_usd is not None]
     column = UsdColumn.of([*spends, *provider_spends])
     yield Table(headers, [_receipt(attempt, column) for attempt in report.attempts])
+    yield from _cost_by_phase(report)
     limit = None if report.spend_limit_usd is None else Decimal(report.spend_limit_usd)
     total = column.show(column.total(spends)) + ("" if limit is None else f" of {show_usd(limit)}")
     so_far = " so far" if any(attempt.ended_at is None for attempt in report.attempts) else ""
@@ -340,6 +379,20 @@ def _cost(report: Report) -> Iterator[Block]:
         yield Words(AT_MOST_WORDS)
     if report.stored:
         yield Words(f"In the store: {report.stored}.")
+
+
+def _cost_by_phase(report: Report) -> Iterator[Block]:
+    """Divide the dollars by the time that each phase spent in steps; the rest is boot, evaluation and pushes."""
+    total = Decimal(report.spend_usd or 0)
+    hours = {phase.kind: Decimal(str(phase.seconds)) / 3600 for phase in report.phases if phase.seconds}
+    billed_s = sum(((a.ended_at or report.made_at) - a.began_at for a in report.attempts), 0.0)
+    if not hours or not total or billed_s <= 0:
+        return
+    rate = total / (Decimal(str(billed_s)) / 3600)
+    rows = [(kind, format_duration(float(spent * 3600)), spent * rate) for kind, spent in hours.items()]
+    rest_s = max(0.0, billed_s - float(sum(hours.values()) * 3600))
+    rows.append(("boot, evaluation, checkpoints, pushes", format_duration(rest_s), Decimal(str(rest_s)) / 3600 * rate))
+    yield Table(("part of the run", "time", "about"), [(name, took, show_usd(usd)) for name, took, usd in rows])
 
 
 def _receipt(attempt: Attempt, column: UsdColumn) -> tuple[str, ...]:
@@ -359,5 +412,5 @@ def _model(report: Report) -> Iterator[Block]:
         rows.append(
             (each.where, f"{each.phase} {each.step:,}", called, format_bytes(each.num_bytes), each.problem or hashes)
         )
-    yield Table(("where", "step", "", "size", "sha256 of the weights"), rows)
+    yield Table(("where", "step", "named", "size", "sha256 of the weights"), rows)
     yield Words("The manifest.json next to the weights has the sha256 of every file.")

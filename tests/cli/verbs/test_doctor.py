@@ -50,18 +50,21 @@ def test_doctor_on_a_terminal_prints_each_finding_as_it_comes(
             return (lambda: True) if name == "isatty" else getattr(real, name)
 
     monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr("homing.doctor.computer._LEAST_DISK_BYTES", 1 << 80)
     cli("doctor", "--provider", "shadeform", "--provider", "local")
     output = "".join(seen)
-    wanted = ("asking: torch", "asking: the disk", "fault    disk.free", "asking: shadeform, local (at most 45 s)")
+    wanted = ("Checking torch", "Checking the disk", "fault    disk.free", "Checking shadeform, local (at most 45 s)")
     assert [output.index(each) for each in wanted] == sorted(output.index(each) for each in wanted)
-    assert re.search(r"\r\x1b\[Kfault    disk.free", output), "the line that was rewritten is gone before the finding"
-    assert re.search(r"asking: (shadeform|local) \(at most", output), "who has answered is waited for no more"
+    before_the_finding = output.partition("fault    disk.free")[0].rpartition("Checking the disk")[2]
+    assert "\x1b[2K" in before_the_finding, "the bar is erased before the finding"
+    assert re.search(r"Checking (shadeform|local) \(at most", output), "who has answered is waited for no more"
     assert output.endswith("run again: homing doctor --provider shadeform --provider local\n")
 
 
 def test_off_a_terminal_nothing_is_said_of_what_is_asked(cli: Homing) -> None:
-    assert "asking" not in cli("doctor").err
+    assert "Checking" not in cli("doctor").err
 
 
 @pytest.mark.acceptance(11)

@@ -65,6 +65,9 @@ def _again(faults: list[Check], run: str | None, sets: list[str] | None, provide
 class _Asking:
     """Show the check in progress as a bar, which disappears before other output."""
 
+    def __init__(self) -> None:
+        self._listener = progress.listener()  # the checks of providers run in other threads
+
     def __enter__(self) -> _Asking:
         return self
 
@@ -72,7 +75,7 @@ class _Asking:
         self.clear()
 
     def __call__(self, subject: str) -> None:
-        progress.report(f"Checking {subject}")
+        self._listener(progress.Progress(f"Checking {subject}"))
 
     def clear(self) -> None:
         progress.finished()
