@@ -50,9 +50,9 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 # Only what the shared stylesheet has no rule for. A closed part is printed open.
 _STYLE = """
 .page { max-width: 72rem; }
-header.page { padding-bottom: 0; }
-header h1 { font-size: 1.9rem; }
-header .row { margin-bottom: .4rem; }
+h1 { font-size: 1.9rem; }
+.page > .row { margin-bottom: .4rem; }
+.page > p { margin-bottom: 1.25rem; }
 .stat { display: flex; flex-direction: column; gap: .1rem; }
 .stat .meter { margin-top: .35rem; max-width: 9rem; }
 .chart { margin: 0; }
@@ -73,7 +73,7 @@ footer { color: var(--muted); font-size: .85rem; }
 @media (max-width: 40rem) {
   th, td { padding: .4rem .5rem; }
   tbody th { width: 8rem; }
-  header h1 { font-size: 1.5rem; }
+  h1 { font-size: 1.5rem; }
 }
 @media print {
   :root, :root:not([data-theme="light"]) { color-scheme: light; --bg: #fff; --surface: #fff; --text: #1f1d1a;
@@ -119,12 +119,10 @@ def render_html(report: Report) -> str:
         f"<style>{style}</style>",
         "</head>",
         "<body>",
-        '<div class="topbar"><span class="brand">homing</span><span class="muted">Report</span></div>',
-        '<header class="page">',
+        '<header class="topbar"><span class="brand">homing</span><span class="muted">Report</span></header>',
+        '<main class="page">',
         f'<div class="row"><h1>{_html(report.name)}</h1><span class="badge {kind}">{_html(report.state)}</span></div>',
         note or f'<p class="muted">{_html(headline(report))}</p>',
-        "</header>",
-        '<main class="page">',
         _figures_html(make_figures(report)),
     ]
     for section in make_sections(report):
@@ -260,7 +258,7 @@ def _table_html(table: Table) -> str:
     body = f"<table>{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>{chr(10).join(rows)}</tbody></table>"
     # A table that is wider than the window scrolls on its own, also by keyboard.
     named = _html(table.folded or "Table")
-    shown = f'<div class="table-wrap" tabindex="0" role="region" aria-label="{named}">{body}</div>'
+    shown = f'<div class="table-wrap" tabindex="0" role="group" aria-label="{named}">{body}</div>'
     return f"<details><summary>{named}</summary>{shown}</details>" if table.folded else shown
 
 
