@@ -47,6 +47,8 @@ AREAS: dict[str, tuple[str, ...]] = {
     "proofs/store_faults": ("src/homing/store", "src/homing/world", "benchmarks/store_faults.py"),
     "results/bad_input": ("src/homing/cli", "src/homing/config", "benchmarks/bad_input.py"),
     "results/chain": (*_TRAIN, "src/homing/lm/rl", "src/homing/lm/data/chat", "benchmarks/chain.py"),
+    "results/dashboard": ("src/homing/web/dashboard", "src/homing/page_assets", "src/homing/api/pages",
+                          "benchmarks/dashboard.py"),
     "results/decode": ("src/homing/lm/generate", "src/homing/lm/model", "src/homing/lm/cuda_graphs.py",
                        "src/homing/lm/decoding_step.py", "benchmarks/gpu/decode.py"),
     "results/engine": ("src/homing/lm/train", "src/homing/lm/model", "benchmarks/engine.py"),

@@ -59,7 +59,8 @@ def opened(browser: Browser, url: str) -> Iterator[Page]:
 def page(opened: Page) -> Page:
     """The table of runs, with everything loaded and no filter, order or choice left from the test before."""
     opened.look(1280, 800)
-    opened.js("localStorage.clear(); location.hash = ''; location.reload()")
+    opened.js("localStorage.clear(); location.hash = ''")
+    opened.reload()
     opened.until(f"document.querySelectorAll('tr[data-row]').length === {NUM_RUNS}")
     opened.until(
         f"!document.querySelector('#runs').innerText.includes('{UNKNOWN}\\t{UNKNOWN}\\t{UNKNOWN}\\t{UNKNOWN}')"
@@ -200,7 +201,8 @@ def test_a_comparison_shows_which_settings_differ(page: Page) -> None:
     page.until("document.querySelector('#differences tbody')")
     page.until("document.querySelectorAll('#differences thead th').length === 4")
     keys = "[...document.querySelectorAll('#differences tbody tr')].map((row) => row.innerText.split('\\t'))"
-    page.until(f"{keys}.length > 4")
+    page.until(f"{keys}.some((row) => row[3]?.trim() === '0.003')")
+    page.until("[...comparison.runs.values()].every((each) => each.config && each.head)")
     found = {row[0].strip(): [each.strip() for each in row[1:]] for row in page.js(keys)}
     assert found["phases.0.optimizer.lr"] == ["0.0006", "0.0006", "0.003"]
     assert found["model.family"] == ["swift", "stock", "stock"]
