@@ -112,6 +112,7 @@ def test_a_full_storage_is_announced_and_the_conversation_goes_on(
         ask(page, "one")
         ask(page, "two")
         assert shown(page, ".said") == ["yes", "yes"]
+        assert page.playwright.locator("#notice").is_visible()
         assert "storage for conversations in this browser is full" in page.text("#notice")
         assert "Export old conversations and delete them." in page.text("#notice")
 

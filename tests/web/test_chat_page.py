@@ -250,6 +250,27 @@ def test_failures_say_what_to_do(
 
 
 @pytest.mark.machine
+def test_only_the_last_message_can_be_tried_again_and_an_unknown_model_updates_the_list(
+    browser: Browser, two: httpx.Client, script: Script
+) -> None:
+    script.says = RuntimeError("out of memory")
+    with opened(browser, two) as page:
+        ask(page, "one")
+        script.says = "fine"
+        ask(page, "two")
+        assert "out of memory" in shown(page, ".end")[0]
+        assert page.playwright.get_by_role("button", name="Try again").count() == 0, "it would drop the second message"
+        page.js("models[0].id = 'gone'; 0")
+        ask(page, "three")
+        page.expect_error("404")
+        page.until("model.id === 'ann'")
+        assert "Unknown model 'gone'" in shown(page, ".end")[1]
+        press_button(page, "Try again")
+        page.until(f"{IDLE} && document.querySelectorAll('.said')[2].textContent === 'fine'")
+        assert page.js("document.activeElement.id") == "text", "the focus is not lost with the button"
+
+
+@pytest.mark.machine
 def test_a_full_context_is_announced_and_a_new_conversation_begins(
     browser: Browser, chat: httpx.Client, script: Script
 ) -> None:
@@ -257,9 +278,11 @@ def test_a_full_context_is_announced_and_a_new_conversation_begins(
     with opened(browser, chat) as page:
         ask(page, "one")
         assert "maximum of 200 tokens" in shown(page, ".end")[0]
-        assert page.playwright.locator("#notice").is_visible() is (int(page.text("#meter-text").split()[0]) >= 218)
+        is_nearly_full = int(page.text("#meter-text").split()[0]) >= 218
+        assert page.playwright.locator("#notice").is_visible() is is_nearly_full
         ask(page, "two")
         assert "The context is full" in shown(page, ".end")[1]
+        assert page.playwright.locator("#notice").is_visible()
         assert "context is full: 256 of 256 tokens" in page.text("#notice")
         ask(page, "three")
         page.expect_error("400")

@@ -8,7 +8,7 @@ const EXAMPLES = {
   completion: ["Once upon a time, there was a", "The most important thing that I have learned is", "Dear friend,\n\nI am writing to you because"],
 };
 let models = [], model = null, other = null;  // `other` answers too while models are compared
-let is_leaving = false;
+let is_leaving = false, storage_problem = "";
 let conversation = null, running = null;      // running: the AbortController of the answers that are being generated
 const forgotten = new Set();                  // ids of deleted conversations, whose last answer may still arrive
 const settings = new Settings($("sampling"));
@@ -119,8 +119,8 @@ function start_with(text) {
 function keep(one) {
   if (forgotten.has(one.id)) return;
   one.updated = Date.now();
-  const problem = keep_conversation(one);
-  if (problem) notify(problem, "Export all", export_all);
+  storage_problem = keep_conversation(one);
+  show_notice();
 }
 
 async function send(text) {
@@ -187,6 +187,8 @@ async function answer(text) {
     $("spoken").textContent = views.map((view) => (views.length > 1 ? view.answer.model + ": " : "") + (view.answer.said || view.answer.end)).join("\n");
   }
   show_list();
+  if (document.activeElement === document.body) focus_box();  // the button that was pressed is gone
+  if (turn.answers.some((each) => each.code === "model_not_found")) connect();  // the server has other models now
 }
 
 async function answer_one(asked, messages, values, signal, view) {
@@ -245,22 +247,39 @@ function show_welcome(is_shown) {
   $("examples").replaceChildren(...EXAMPLES[conversation.mode].map((text) => el("button", { type: "button", class: "example", onclick: () => send(text) }, el("span", {}, text.split("\n")[0]), icon("forward"))));
 }
 
+// Of two models that are compared, the one whose context is fuller counts.
+function context_use() {
+  const uses = (conversation.turns.at(-1)?.answers || []).map((each) => {
+    const { context } = models.find((one) => one.id === each.model) || model;
+    return { used: each.stats?.used || 0, context, share: Math.min(1, (each.stats?.used || 0) / context) };
+  });
+  return uses.sort((a, b) => b.share - a.share)[0] || { used: 0, context: model.context, share: 0 };
+}
+
 function show_meter() {
-  const used = Math.max(0, ...(conversation.turns.at(-1)?.answers || []).map((each) => each.stats?.used || 0));
-  const share = Math.min(1, used / model.context), number = (value) => value.toLocaleString("en");
+  const { used, context, share } = context_use();
   $("meter").hidden = false;
-  $("meter-text").textContent = used ? `${number(used)} of ${number(model.context)} tokens` : `context ${number(model.context)} tokens`;
+  $("meter-text").textContent = used ? `${in_digits(used)} of ${in_digits(context)} tokens` : `context ${in_digits(context)} tokens`;
   $("meter").title = "Tokens of the conversation, of those that the model can read at once";
   $("meter-bar").style.width = 100 * share + "%";
   $("meter").classList.toggle("is-full", share >= NEARLY_FULL);
-  if (!fitting().length) notify("This is a conversation with a chat model, and this server has only base models.", "New text", start_conversation);
-  else if (share >= NEARLY_FULL) notify(`The model's context is ${share >= 1 ? "full" : "nearly full"}: ${number(used)} of ${number(model.context)} tokens. Longer conversations do not fit.`, "New conversation", start_conversation);
-  else $("notice").hidden = true;
+  show_notice();
 }
 
-function notify(message, action, run) {
-  $("notice").replaceChildren(el("span", {}, message), el("button", { type: "button", class: "btn-small", onclick: run }, action));
-  $("notice").hidden = false;
+const in_digits = (value) => value.toLocaleString("en");
+
+// Above the box, what the person should know before the next message, and the button that helps.
+function show_notice() {
+  const { used, context, share } = context_use();
+  const fullness = `${share >= 1 ? "full" : "nearly full"}: ${in_digits(used)} of ${in_digits(context)} tokens`;
+  const [message, action, run] = storage_problem ? [storage_problem, "Export all", export_all]
+    : !fitting().length ? ["This is a conversation with a chat model, and this server has only base models.", "New text", start_conversation]
+    : share >= NEARLY_FULL ? [`The model's context is ${fullness}. A longer conversation does not fit.`, "New conversation", start_conversation]
+    : [];
+  $("notice").hidden = !message;
+  if (message && $("notice").firstChild?.textContent !== message) {
+    $("notice").replaceChildren(el("span", {}, message), el("button", { type: "button", class: "btn-small", onclick: run }, action));
+  }
 }
 
 // Keep the scroll position if the person has scrolled up; otherwise stay at the end.
@@ -339,7 +358,11 @@ $("system").addEventListener("input", () => {
   keep(conversation);
 });
 $("settings").addEventListener("close", () => {
-  if (!running) open_conversation(conversation);
+  const place = $("log").scrollTop;
+  if (!running) thread.show(conversation);
+  $("log").scrollTop = place;
+  show_state();
+  show_list();
 });
 $("reset").addEventListener("click", () => settings.reset());
 $("colors").value = document.documentElement.dataset.theme || "";
@@ -371,7 +394,8 @@ addEventListener("beforeunload", () => {
 // Another tab has changed the conversations.
 addEventListener("storage", (event) => {
   if (!event.key?.startsWith(CONVERSATION_KEY) || !conversation) return;
-  const changed = event.key === CONVERSATION_KEY + conversation.id && !running && stored(conversation.id);
+  const is_busy = running || $("thread").querySelector("form");  // not while a message is being edited
+  const changed = event.key === CONVERSATION_KEY + conversation.id && !is_busy && stored(conversation.id);
   if (changed) open_conversation(changed);
   else show_list();
 });

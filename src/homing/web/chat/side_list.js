@@ -42,8 +42,8 @@ function rename(one, row) {
     const target = one.id === conversation.id ? conversation : one;
     if (is_kept && box.value.trim()) {
       Object.assign(target, { title: box.value.trim(), is_named: true });
-      const problem = keep_conversation(target);
-      if (problem) notify(problem, "Export all", export_all);
+      storage_problem = keep_conversation(target);
+      show_notice();
     }
     show_list();
   };
@@ -61,12 +61,13 @@ function forget(one) {
   const own = one.id === conversation.id ? conversation : one;
   forgotten.add(own.id);
   forget_conversation(own.id);
+  storage_problem = "";
   if (own === conversation) open_conversation(new_conversation(model.mode));
+  show_notice();
   show_list();
   toast(`Deleted “${own.title || "New conversation"}”.`, "Undo", () => {
     forgotten.delete(own.id);
-    const problem = keep_conversation(own);
-    if (problem) notify(problem, "Export all", export_all);
+    storage_problem = keep_conversation(own);
     open_conversation(own);
   });
   $("list").focus();
@@ -85,10 +86,11 @@ async function import_file(file) {
   const { found, problems } = import_lines(await file.text(), model.mode);
   let num_kept = 0;
   for (const one of found) {
-    const problem = keep_conversation(one);
-    if (problem) { notify(problem, "Export all", export_all); break; }
+    storage_problem = keep_conversation(one);
+    if (storage_problem) break;
     num_kept += 1;
   }
+  show_notice();
   toast([`Imported ${num_kept === 1 ? "1 conversation" : `${num_kept} conversations`}.`, problems.length ? `${problems.length === 1 ? "1 line" : `${problems.length} lines`} could not be read. ${problems[0]}` : ""].join(" ").trim());
   show_list();
 }

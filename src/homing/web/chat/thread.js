@@ -41,8 +41,8 @@ function end_note(turn, answer, act) {
   if (!answer.end) return null;
   if (!answer.is_failed) return el("p", { class: "end muted small" }, answer.end);
   const button = answer.code === "context_length_exceeded"
-    ? el("button", { type: "button", class: "btn-small", onclick: () => act.start_with(turn.asked) }, "New conversation with this message")
-    : el("button", { type: "button", class: "btn-small", onclick: () => act.retry(turn) }, "Try again");
+    ? el("button", { type: "button", class: "btn-small only-last", onclick: () => act.start_with(turn.asked) }, "New conversation with this message")
+    : el("button", { type: "button", class: "btn-small only-last", onclick: () => act.retry(turn) }, "Try again");
   return el("div", { class: "end note bad", role: "alert" }, el("span", {}, answer.end), button);
 }
 
