@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 import threading
 from collections import deque
@@ -14,7 +13,6 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tests.cli.trained import make_checkpoint
 from tests.lm.tiny import make_data, make_run
 
@@ -22,11 +20,11 @@ from homing.lm.generate import load_for_use
 from homing.lm.generate.batching import Listener, TextRequest
 from homing.lm.generate.pick_token import Picked
 from homing.web import app as server_module
-from homing.web.app import make_app, serving
+from homing.web.app import serving
 from homing.web.generation import Generation
 from homing.web.model_session import GenerationSession
 from homing.web.openai_requests import Defaults
-from homing.web.threaded_server import Server, hosts_for, listen
+from homing.web.threaded_server import hosts_for, listen
 from homing.web.worker import Worker
 
 TOKEN = "a-token-for-tests-only"
@@ -203,76 +201,19 @@ def served(
         yield client
 
 
-class SeveralModels:
-    """Apps of several models behind one address: GET /v1/models lists all, and requests name one in `model`."""
-
-    def __init__(self, apps: dict[str, ASGIApp]) -> None:
-        self._apps, self._first = apps, next(iter(apps.values()))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
-            if scope["type"] == "http" and scope["path"] == "/v1/models":
-                send = await self._with_all_cards(scope, receive, send)
-            await self._first(scope, receive, send)
-            return
-        message = await receive()
-        body = bytes(message["body"])
-        while message.get("more_body"):
-            message = await receive()
-            body += message["body"]
-        received = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-        async def replay() -> Message:
-            return next(received, None) or await receive()
-
-        name = json.loads(body).get("model", next(iter(self._apps)))
-        await self._apps.get(name, self._first)(scope, replay, send)
-
-    async def _with_all_cards(self, scope: Scope, receive: Receive, send: Send) -> Send:
-        cards: list[Any] = []
-        for app in self._apps.values():
-            parts: list[Message] = []
-
-            async def keep(message: Message, parts: list[Message] = parts) -> None:
-                parts.append(message)
-
-            await app(scope, receive, keep)
-            cards += json.loads(parts[1]["body"]).get("data", [])
-
-        async def send_all(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] == 200:
-                message["headers"] = [each for each in message["headers"] if each[0] != b"content-length"]
-            elif message["type"] == "http.response.body" and b'"data"' in message["body"]:
-                message["body"] = json.dumps({"object": "list", "data": cards}).encode()
-            await send(message)
-
-        return send_all
-
-
 @contextmanager
 def served_together(
-    folders: dict[str, Path], script: Script | None = None, *, defaults: Defaults | None = None
+    folders: Mapping[str, Path], script: Script | None = None, *, defaults: Defaults | None = None
 ) -> Iterator[httpx.Client]:
     """Serve several models behind one address, under the names in `folders`. The first is the default."""
-    hosts, apps, workers = hosts_for("127.0.0.1"), dict[str, ASGIApp](), list[Worker]()
-    for name, folder in folders.items():
-        model, tokenizer = load_for_use(folder, "cpu")
-        if script is not None:
-            script.tokenizer = tokenizer
-        session = GenerationSession(model, tokenizer, folder)
-        session.name = name
-        workers.append(Worker(session.new_batch(8), num_waiting=8))
-        apps[name] = make_app(session, workers[-1], token=TOKEN, hosts=hosts, defaults=defaults)
+    sessions = [GenerationSession(*load_for_use(each, "cpu"), each, name=name) for name, each in folders.items()]
+    if script is not None:
+        script.tokenizer = sessions[0].tokenizer
     sock = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-
-    def close() -> None:
-        for worker in workers:
-            worker.close()
-
-    server = Server(SeveralModels(apps), sock, close, "homing-serve")
-    try:
-        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60) as client:
-            yield client
-    finally:
-        server.end()
+    hosts = hosts_for("127.0.0.1")
+    with (
+        serving(sessions, sock, token=TOKEN, hosts=hosts, defaults=defaults or Defaults()),
+        httpx.Client(base_url=url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60, trust_env=False) as client,
+    ):
+        yield client
