@@ -34,7 +34,7 @@ from safetensors.torch import save_file  # noqa: E402
 from _result import write_result  # noqa: E402
 from homing.hf_config import config_of  # noqa: E402
 from homing.lm.cuda_graphs import MOST_GRAPHS  # noqa: E402
-from homing.lm.export.export_model import write_json  # noqa: E402
+from homing.lm.export.hf_folder import write_json  # noqa: E402
 from homing.lm.generate.batching import BatchGenerator, TextRequest  # noqa: E402
 from homing.lm.generate.pick_token import Picked  # noqa: E402
 from homing.lm.model import Decoder  # noqa: E402
