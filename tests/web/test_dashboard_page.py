@@ -318,6 +318,7 @@ def test_no_page_has_a_serious_accessibility_problem_or_is_wider_than_a_phone(pa
         found += [(address, each) for each in page.axe()]
         page.look(390, 844, is_phone=True, is_dark=is_dark)
         assert page.overflow_px() <= 0, address
+        assert page.js("document.querySelector('.topbar').offsetHeight") < 80, "the bar at the top is one line"
     assert found == []
 
 
