@@ -8,6 +8,7 @@ import pytest
 from tests.cli.pseudo_terminal import Emulator
 
 from homing import progress
+from homing.api.models.export_model import write_export
 from homing.cli import output, progress_bars
 from homing.cli.progress_bars import Bars, describe
 from homing.progress import SECONDS, Progress
@@ -102,3 +103,13 @@ def test_no_bar_is_drawn_on_a_terminal_under_json_and_quiet(
         assert terminal.read_to_the_end() == 0
     assert b"\x1b" not in terminal.raw
     assert b"Copying" not in terminal.raw
+
+
+def test_an_export_reports_each_of_its_steps(
+    homing_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homing.lm.export.export", lambda order, notify: notify("writing the folder"))
+    seen: list[Progress] = []
+    with progress.listening(seen.append):
+        write_export(tmp_path, "hf", tmp_path / "out", name="moss")
+    assert [each.what for each in seen] == ["Exporting: writing the folder", ""]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.cloud.rig import make_run
 
+from homing import progress
 from homing.cloud.home import Home
 from homing.cloud.launch.draft import LaunchOrder, draft
 from homing.cloud.launch.inputs import Hashes
@@ -110,3 +111,15 @@ def test_a_draft_of_a_run_with_weights_reads_them_once(home: Home, tmp_path: Pat
     assert [item.sha256 for item in runs[1].inputs if item.path == "base/model.safetensors"] == [
         hashlib.sha256(LARGE).hexdigest()
     ]
+
+
+def test_hashing_a_large_file_is_reported_and_reading_the_cache_is_not(home: Home, tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(b"a" * (2 << 20))
+    os.utime(path, (1.0, 1.0))  # old enough to be cached
+    seen: list[progress.Progress] = []
+    with progress.listening(seen.append):
+        Hashes(home).sha256(str(path))
+        assert [each.what for each in seen] == ["Hashing large, 2.10 MB", ""]
+        Hashes(home).sha256(str(path))
+    assert len(seen) == 2

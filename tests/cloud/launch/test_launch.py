@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.cloud.rig import make_draft, make_run, marked_now
 
+from homing import progress
 from homing.api.runs.launch_run import say_plan
 from homing.cloud.contact.home_guard import sign_in
 from homing.cloud.destroy import destroy_lines, destroy_run
@@ -192,7 +193,13 @@ def test_a_launch_with_one_live_guard_is_undone_unless_allowed(
 @pytest.mark.slow
 def test_the_first_heartbeat_reports_two_guards_on_the_instance(home: Home, tmp_path: Path) -> None:
     ready = make_draft(home, tmp_path, steps=100_000)
-    done = launch(ready, home)
+    seen: list[progress.Progress] = []
+    with progress.listening(seen.append):
+        done = launch(ready, home)
+    waits = [each for each in seen if each.what == "Waiting for the agent's first heartbeat"]
+    assert waits, "the wait is reported, with its deadline"
+    assert all(0 <= each.done <= each.total for each in waits)
+    assert seen[-1].what == ""
     assert done.heartbeat.has_dead_man
     assert count_alive(ready, home, done.heartbeat) == 2
     sign_in(home, 60.0, reached=["local"])
