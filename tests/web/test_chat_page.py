@@ -382,6 +382,11 @@ def test_a_base_model_continues_one_document(
         ask(page, " and")
         assert shown(page, ".document") == ["the cat *sat* *sat* and *sat*"]
         assert script.prompt().endswith("the cat *sat* *sat* and")
+        script.says = "x" * 300
+        press_button(page, "Regenerate")
+        page.until(f"{IDLE} && document.querySelector('.foot').innerText.includes('maximum reached')")
+        assert shown(page, ".end") == [], "a text simply goes on with Continue"
+        script.says = " *sat*"
         press_button(page, "Edit the text")
         page.playwright.fill(".edit textarea", "a dog")
         page.press("Enter")

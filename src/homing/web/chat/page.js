@@ -72,7 +72,8 @@ function show_models() {
   $("with").hidden = !other;
   $("other").replaceChildren(...options(others, other));
   $("mode").textContent = model.mode === "chat" ? "chat model" : "base model";
-  $("mode").title = model.mode === "chat" ? "It was trained to answer messages." : "It continues a text; it was not trained for chat.";
+  const purpose = model.mode === "chat" ? "It was trained to answer messages." : "It continues a text; it was not trained for chat.";
+  $("mode").title = model.phase ? `${purpose} Checkpoint: phase ${model.phase}, step ${model.step}.` : purpose;
   settings.show_defaults(model);
 }
 
@@ -205,6 +206,7 @@ async function answer_one(asked, messages, values, signal, view) {
     found.stats = { num_tokens: usage.completion_tokens, used: usage.total_tokens, tokens_per_s, finish: reason === "length" ? (is_full ? "context full" : "maximum reached") : "complete" };
     found.end = reason !== "length" ? (found.said ? "" : "The model ended the text immediately.")
       : is_full ? "The context is full, so the answer ends here. Start a new conversation to go on."
+      : !view.is_chat ? ""  // a text simply goes on with Continue
       : `The answer ends here because it reached the maximum of ${usage.completion_tokens.toLocaleString("en")} tokens. You can raise it in the settings.`;
   } catch (problem) {
     if (is_leaving) return;  // the browser ends the request; what has arrived is kept as interrupted
