@@ -158,6 +158,11 @@ class Group:
     def losses(self, folder: Path) -> list[float]:
         return [json.loads(line)["loss"] for line in (folder / file_names.METRICS).read_text().splitlines()]
 
+    def evaluations(self, cell: Cell) -> list[float]:
+        lines = (self.folder / cell.name / file_names.METRICS).read_text().splitlines()
+        found = [json.loads(line).get("val_loss") for line in lines]
+        return [loss for loss in found if loss is not None]
+
     def difference(self, cell: Cell) -> float:
         pairs = zip(*(self.losses(self.folder / each.name) for each in (cell, cell.alone)), strict=True)
         return max(abs(mine - other) / other for mine, other in pairs)

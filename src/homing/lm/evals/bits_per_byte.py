@@ -31,6 +31,7 @@ from homing.lm.data.shards.pack_text import PackedStream, check_ids
 from homing.lm.data.shards.read_shards import TokenSplit, open_split, read_manifest
 from homing.lm.model import Decoder
 from homing.lm.tokenizer import load_tokenizer
+from homing.lm.train.distributed.ranks import ALONE, Ranks
 from homing.wire import file_names
 
 __all__ = ["Bigram", "Evaluation", "bigram_entropy", "bigram_nats", "evaluate"]
@@ -69,15 +70,21 @@ def evaluate(
     num_tokens: int,
     rows_at_a_time: int,
     notify: Callable[[int, int], None] = lambda done, of: None,
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
-    """Evaluate on about `num_tokens` targets (0: the whole split). `notify(rows done, total rows)` reports progress."""
+    """Evaluate on about `num_tokens` targets (0: the whole split). `notify(rows done, total rows)` reports progress.
+
+    All `ranks` must call this. Each evaluates a part of the rows, and all return the same.
+    """
     context, device = model.shape.context, model.device
     stream = PackedStream(split, seed=_ORDER_SEED)
     num_targets = min(num_tokens or stream.epoch_tokens, stream.epoch_tokens - 1)
     num_rows = -(-num_targets // context)
+    rows_at_a_time = min(rows_at_a_time, -(-num_rows // ranks.count))
     bytes_of_V = torch.tensor(token_bytes, dtype=torch.int64, device=device)
     sums, reported_at = [], time.monotonic()
-    for row in range(0, num_rows, rows_at_a_time):
+    for number, is_counted in ranks.turns(-(-num_rows // rows_at_a_time)):
+        row = number * rows_at_a_time
         rows = min(rows_at_a_time, num_rows - row)
         ids = stream.rows(row, rows, context)
         check_ids(ids, model.shape.vocab_size, split.name)
@@ -90,13 +97,14 @@ def evaluate(
         bytes_BT = bytes_of_V[targets_BT.clamp(min=0)] * (targets_BT != _IGNORED)
         text_nats = torch.where(bytes_BT > 0, losses_BT, 0.0).sum()
         counts = ((targets_BT != _IGNORED).sum().float(), bytes_BT.sum().float())
-        sums.append(torch.stack([losses_BT.sum(), text_nats, *counts]))
+        sums.append(torch.stack([losses_BT.sum(), text_nats, *counts]) * is_counted)
         if time.monotonic() - reported_at > _REPORT_EVERY_S:
             notify(row + rows, num_rows)
             reported_at = time.monotonic()
     # Copy the sums to the host once, at the end, and add them there in double precision, because a sum of a million
     # fp32 terms would lose the last digits.
-    nats, text_nats_sum, count, num_bytes = torch.stack(sums).cpu().double().sum(dim=0).tolist()
+    own = torch.stack(sums).cpu().double().sum(dim=0).tolist()
+    nats, text_nats_sum, count, num_bytes = ranks.sums(own)
     bits_per_byte = text_nats_sum / math.log(2) / num_bytes if num_bytes else None
     return Evaluation(loss=nats / count, bits_per_byte=bits_per_byte, num_tokens=int(count))
 

@@ -18,6 +18,7 @@ from homing.lm.data.shards.read_shards import file_sha256
 from homing.lm.evals.bits_per_byte import Evaluation
 from homing.lm.model import Decoder
 from homing.lm.train.compute.batch import Batches
+from homing.lm.train.distributed.ranks import ALONE, Ranks
 from homing.wire import file_names
 from homing.wire.run_json import Phase, PhaseData, Run
 
@@ -37,6 +38,7 @@ class PhaseWork(Protocol):
 
     rows_per_step: int  # number of rows of `context` tokens in a step, summed over all ranks
     can_evaluate: bool  # whether the phase has held-out data
+    evaluates_together: bool  # whether `evaluate` divides the rows among all ranks; if not, only the first calls it
 
     def open_batches(
         self, model: Decoder, *, first_row: int, device: torch.device, rank: int = 0, num_ranks: int = 1
@@ -47,7 +49,7 @@ class PhaseWork(Protocol):
         """
         ...
 
-    def evaluate(self, model: Decoder, notify: Callable[[int, int], None]) -> Evaluation: ...
+    def evaluate(self, model: Decoder, notify: Callable[[int, int], None], ranks: Ranks = ALONE) -> Evaluation: ...
 
 
 @runtime_checkable

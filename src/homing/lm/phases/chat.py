@@ -21,6 +21,7 @@ from homing.lm.data.shards.read_shards import read_manifest
 from homing.lm.evals.bits_per_byte import Evaluation
 from homing.lm.model import Decoder
 from homing.lm.train.compute.batch import Batch, Feed
+from homing.lm.train.distributed.ranks import ALONE, Ranks
 from homing.wire.run_json import Phase, Run
 from homing.wire.shard_manifest import DataManifest
 
@@ -34,6 +35,8 @@ _VAL_SEED = 0
 
 
 class Chat:
+    evaluates_together = True
+
     def __init__(self, run: Run, phase: Phase, data_dir: Path) -> None:
         self._context, self._vocab_size = run.model.context, run.model.vocab_size
         if phase.batch_tokens % self._context or phase.batch_tokens <= 0:
@@ -75,20 +78,24 @@ class Chat:
         return Feed(rows, first_row=first_row, rows_per_step=self.rows_per_step, device=device)
 
     @torch.no_grad()
-    def evaluate(self, model: Decoder, notify: Callable[[int, int], None]) -> Evaluation:
+    def evaluate(self, model: Decoder, notify: Callable[[int, int], None], ranks: Ranks = ALONE) -> Evaluation:
         assert self._val is not None, "evaluated without held-out conversations; check can_evaluate first"
         num_rows = min(self._val.num_rows(), self._most_val_rows)
         at_a_time = max(1, _EVAL_TOKENS_AT_A_TIME[model.device.type] // self._context)
+        at_a_time = max(1, min(at_a_time, -(-num_rows // ranks.count)))
         nats, count, reported_at = 0.0, 0, time.monotonic()
-        for first in range(0, num_rows, at_a_time):
+        for number, is_counted in ranks.turns(-(-num_rows // at_a_time)):
+            first = number * at_a_time
             host = np.empty((3, min(at_a_time, num_rows - first), self._context), dtype=np.int32)
-            count += _read(self._val, first, host, self._vocab_size, "val")
+            count += is_counted * _read(self._val, first, host, self._vocab_size, "val")
             ids_BT, targets_BT, segments_BT = torch.from_numpy(host).to(model.device).unbind()
             losses_BT = model.token_losses(ids_BT.long(), targets_BT.long(), segments=segments_BT)
-            nats += float(losses_BT.double().sum())
+            nats += is_counted * float(losses_BT.double().sum())
             if time.monotonic() - reported_at > _REPORT_EVERY_S:
                 notify(first + len(host[0]), num_rows)
                 reported_at = time.monotonic()
+        nats, total = ranks.sums([nats, count])
+        count = int(total)
         # `exam` identifies the rows that were evaluated, because only losses on the same rows are comparable. It is
         # empty if all validation rows were evaluated.
         exam = f"{num_rows} rows drawn" if num_rows < self._val.num_rows() else ""

@@ -22,6 +22,7 @@ from homing.lm.evals.bits_per_byte import Evaluation, evaluate
 from homing.lm.model import Decoder
 from homing.lm.tokenizer import load_tokenizer
 from homing.lm.train.compute.batch import Batch, Feed
+from homing.lm.train.distributed.ranks import ALONE, Ranks
 from homing.wire import file_names
 from homing.wire.run_json import Phase, Run
 
@@ -33,6 +34,8 @@ _EVAL_TOKENS_AT_A_TIME = {"cuda": 65536, "mps": 16384, "cpu": 4096}
 
 
 class Pretrain:
+    evaluates_together = True
+
     def __init__(self, run: Run, phase: Phase, data_dir: Path) -> None:
         context = run.model.context
         if phase.batch_tokens % context or phase.batch_tokens <= 0:
@@ -69,7 +72,7 @@ class Pretrain:
         )  # fmt: skip
         return Feed(rows, first_row=first_row, rows_per_step=self.rows_per_step, device=device)
 
-    def evaluate(self, model: Decoder, notify: Callable[[int, int], None]) -> Evaluation:
+    def evaluate(self, model: Decoder, notify: Callable[[int, int], None], ranks: Ranks = ALONE) -> Evaluation:
         assert self._val is not None, "evaluated without held-out text; check can_evaluate first"
         return evaluate(
             model,
@@ -78,6 +81,7 @@ class Pretrain:
             num_tokens=self._num_eval_tokens,
             rows_at_a_time=max(1, _EVAL_TOKENS_AT_A_TIME[model.device.type] // self._context),
             notify=notify,
+            ranks=ranks,
         )
 
 

@@ -34,6 +34,7 @@ from homing.lm.rl.rollout import Sampler, lean_copy
 from homing.lm.rl.tasks import Judging, open_task
 from homing.lm.tokenizer import load_tokenizer
 from homing.lm.train.compute.batch import Batch
+from homing.lm.train.distributed.ranks import ALONE, Ranks
 from homing.wire import file_names
 from homing.wire.run_json import Phase, Rl, Run
 
@@ -43,6 +44,8 @@ SAMPLES = "samples.safetensors"  # file in a checkpoint that was saved between t
 
 
 class Reinforce:
+    evaluates_together = False
+
     def __init__(self, run: Run, phase: Phase, data_dir: Path) -> None:
         self.rl = check_settings(phase, run.model.context)
         self.seed, self.context, self.data_dir = run.seed, run.model.context, data_dir
@@ -97,8 +100,8 @@ class Reinforce:
             )
         return RlBatches(self, model, first_row=first_row, device=device, rank=rank, num_ranks=num_ranks)
 
-    def evaluate(self, model: Decoder, notify: Callable[[int, int], None]) -> Evaluation:
-        """Evaluate on held-out questions.
+    def evaluate(self, model: Decoder, notify: Callable[[int, int], None], ranks: Ranks = ALONE) -> Evaluation:
+        """Evaluate on held-out questions, on this rank alone.
 
         The loss is pass_reward minus the mean reward. If rewards are 0 or 1, that is 1 - pass@1.
         """

@@ -34,7 +34,7 @@ from homing.lm.train.checkpoints.checkpoint_files import TrainState
 from homing.lm.train.checkpoints.manager import CheckpointManager
 from homing.lm.train.compute.batch import Batch
 from homing.lm.train.compute.engine import Engine, Figures
-from homing.lm.train.distributed.ranks import Ranks, joined_ranks
+from homing.lm.train.distributed.ranks import ALONE, Ranks, joined_ranks
 from homing.lm.train.distributed.shard_model import gathered_copy, release
 from homing.lm.train.distributed.start_ranks import check_num_ranks, is_rank
 from homing.lm.train.landing import Pace
@@ -270,8 +270,8 @@ class _Phase:
     def _due(self, stop: Stop | None) -> _Due:
         """Return what to do after this step.
 
-        Only the first rank evaluates and saves, while the others wait. If the model is divided among the ranks, all of
-        them do so together, when the first one says so.
+        All ranks evaluate together, except in rl. Only the first rank saves, while the others wait. If the model is
+        divided among the ranks, all of them save, when the first one says so.
         """
         step, is_last, is_first_rank = self.state.step, self.state.step >= self.end_step, self.s.ranks.is_first
         # A stop may be due to a preemption with only seconds left: save a checkpoint, and skip the evaluation.
@@ -279,7 +279,7 @@ class _Phase:
         due = _Due(
             is_last=is_last,
             is_logged=step % max(1, self.s.run.train.log_every) == 0 or is_last,
-            is_evaluated=is_evaluated and is_first_rank,
+            is_evaluated=is_evaluated and (is_first_rank or self.work.evaluates_together),
             is_saved=is_first_rank and (is_last or stop is not None or self._is_save_due()),
         )
         return due if self.model.shards is None else self.s.ranks.agree(due)
@@ -430,7 +430,7 @@ class _Phase:
             self._event("evaluating", f"Evaluating: {done:,} of {of:,} rows.")
 
         begun = time.monotonic()
-        evaluation = self.work.evaluate(self.model, notify)
+        evaluation = self.work.evaluate(self.model, notify, self.s.ranks if self.work.evaluates_together else ALONE)
         release(self.model)
         seconds = time.monotonic() - begun
         self.pace.evaluated(seconds)

@@ -93,6 +93,13 @@ def test_shares_are_everything_once_and_in_order(num: int, count: int) -> None:
     assert [thing for rank in range(count) for thing in things[Ranks(rank, count).share(num)]] == things
 
 
+@pytest.mark.parametrize(("num", "count"), [(7, 3), (2, 4), (8, 2), (1, 1), (0, 2)])
+def test_turns_are_equally_many_and_count_everything_once(num: int, count: int) -> None:
+    turns = [list(Ranks(rank, count).turns(num)) for rank in range(count)]
+    assert len({len(turn) for turn in turns}) == 1
+    assert sorted(index for turn in turns for index, is_counted in turn if is_counted) == list(range(num))
+
+
 def test_alone_nothing_is_sent() -> None:
     alone, tensor = Ranks(), torch.ones(2, 3)
     assert alone.gather(tensor, 2) is tensor

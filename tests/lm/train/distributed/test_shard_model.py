@@ -132,6 +132,14 @@ def test_ranks_that_divide_the_model_learn_what_one_process_learns(group: Group,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("cell", EIGHT, ids=lambda cell: cell.name)
+def test_ranks_that_each_evaluate_a_part_find_the_loss_of_one_process(group: Group, cell: Cell) -> None:
+    found = group.evaluations(cell)
+    assert len(found) == 2
+    assert found == pytest.approx(group.evaluations(cell.alone), rel=MOST_DIFFERENCE)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("cell", "share"), [(EIGHT[0], 2), (EIGHT[5], 4), (EIGHT[4], 2)])
 def test_each_rank_holds_its_share_of_weights_gradients_and_state(group: Group, cell: Cell, share: int) -> None:
     whole = group.held(cell.alone, 0)

@@ -21,7 +21,7 @@ import dataclasses
 import datetime
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -130,6 +130,22 @@ class Ranks:
                 parts = flat.split([grad.numel() for grad in bucket])
                 torch._foreach_copy_(bucket, [part.view_as(grad) for part, grad in zip(parts, bucket, strict=True)])
         dist.all_reduce(total)
+
+    def turns(self, num: int) -> Iterator[tuple[int, bool]]:
+        """Yield (index, whether it counts) for this rank's share of `num` items, to be processed in lockstep.
+
+        All ranks get equally many, because FSDP gathers weights from all of them in every forward pass. The surplus is
+        the first item again, which does not count.
+        """
+        for index in range(self.rank, -(-num // self.count) * self.count, self.count):
+            yield (index, True) if index < num else (0, False)
+
+    def sums(self, numbers: Sequence[float]) -> list[float]:
+        """Return the sums of these numbers over all ranks, in double precision."""
+        held = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+        if self.count > 1:
+            dist.all_reduce(held, group=self.decisions)
+        return [float(number) for number in held]
 
     def share(self, num: int) -> slice:
         """Return the slice of `num` items that this rank handles. Slices are equally long; the last may be shorter."""
