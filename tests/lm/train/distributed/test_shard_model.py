@@ -72,7 +72,12 @@ def test_the_owners_of_matrices_are_about_equally_busy() -> None:
     assert owners == assign(llama, 8)
 
 
-def test_ranks_write_the_same_file_as_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("can_reserve", [True, False])
+def test_ranks_write_the_same_file_as_one_process(
+    can_reserve: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not can_reserve:
+        monkeypatch.delattr("os.posix_fallocate")
     torch.manual_seed(0)
     whole = {"b": torch.randn(7, 3), "a": torch.randn(2), "count": torch.tensor(5), "c": torch.randn(1, 4)}
     save_tensors(whole, tmp_path / "alone", metadata={"format": "pt"})

@@ -58,7 +58,10 @@ class SharedFile:
     def create(self, folder: Path) -> None:
         """Create the file with its header, and reserve its disk space, so that a full disk is noticed now."""
         with open(folder / self.name, "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, self.num_bytes)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, self.num_bytes)
+            else:  # macOS, where only the writing itself notices a full disk
+                os.ftruncate(file.fileno(), self.num_bytes)
             file.write(self.header)
 
     def write(self, folder: Path, parts: Mapping[str, Part], tensors: Mapping[str, Tensor]) -> None:
