@@ -263,7 +263,7 @@ def _make(home: Home, plan: Plan, now: float, num_samples: int = 6) -> None:
             log_tail=plan.log_tail,
         )
         (folder / file_names.OUTCOME).write_text(codec.dumps(outcome))
-        if plan.state == "done" and num_samples:
+        if num_samples and (plan.state == "done" or plan.id == DIVERGED):
             _checkpoint(folder, plan, metrics[-1])
     if plan.offer is None:
         _start_here(folder, plan, began)
