@@ -29,7 +29,7 @@ from tests.web.dashboard_runs import fill_many  # noqa: E402
 
 from _result import write_result  # noqa: E402
 
-# what a person waits for -> at most so many seconds
+# what a person waits for -> maximum number of seconds
 BARS = {"table_s": 2.0, "sort_s": 0.5, "run_s": 2.0, "compare_s": 2.0}
 _TOKEN = "a-token-for-this-benchmark-only"
 _ROWS = "document.querySelectorAll('tr[data-row]').length"

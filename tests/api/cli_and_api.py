@@ -213,7 +213,7 @@ class Trial:
         self._settle()
 
     def lay_ended(self) -> None:
-        """A run that ended while nobody looked: the ledger still says that it is live."""
+        """A run that ended while no one looked: the ledger still says that it is live."""
         self.lay_project()
         self._launch()
         provider = Home(self.home, World()).provider(self.provider)

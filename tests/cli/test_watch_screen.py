@@ -80,7 +80,7 @@ def test_before_the_first_metrics_it_says_what_it_waits_for_and_how_long() -> No
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
 @pytest.mark.parametrize("height", [6, 10, 20, 24, 50])
 def test_it_fits_any_window(width: int, height: int) -> None:
-    long = "A very long text that goes on. " * 20
+    long = "A very long text that continues. " * 20
     points = [("pretrain", step, 5.0 / step, 1.0 if step % 20 == 0 else None, None) for step in range(1, 90)]
     reports = [
         Report("curve", "", {"points": points}),

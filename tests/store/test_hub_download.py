@@ -187,9 +187,9 @@ def test_more_than_was_listed_is_not_taken(hub: Hub, item: Input, path: Path) ->
 
 
 def test_a_hub_that_is_not_there_is_a_failure_that_says_so(item: Input, path: Path) -> None:
-    nobody = Input("", item.path, item.num_bytes, item.sha256, url=f"http://127.0.0.1:{free_port()}/x")
+    closed = Input("", item.path, item.num_bytes, item.sha256, url=f"http://127.0.0.1:{free_port()}/x")
     with pytest.raises(HubFailed) as caught:
-        take(nobody, path)
+        take(closed, path)
     assert "refused" in caught.value.why
 
 

@@ -385,7 +385,7 @@ def test_a_base_model_continues_one_document(
         script.says = "x" * 300
         press_button(page, "Regenerate")
         page.until(f"{IDLE} && document.querySelector('.foot').innerText.includes('maximum reached')")
-        assert shown(page, ".end") == [], "a text simply goes on with Continue"
+        assert shown(page, ".end") == [], "a text simply continues with Continue"
         script.says = " *sat*"
         press_button(page, "Edit the text")
         page.playwright.fill(".edit textarea", "a dog")

@@ -180,9 +180,9 @@ def test_the_pointer_and_the_keys_read_the_values_of_all_runs(page: Page) -> Non
     assert box is not None
     page.playwright.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
     page.until("!document.querySelector('.tip').hidden")
-    told = page.text(".tip")
-    assert "goethe-swift" in told
-    assert "goethe-base" in told
+    tip = page.text(".tip")
+    assert "goethe-swift" in tip
+    assert "goethe-base" in tip
     page.playwright.mouse.move(5, 5)
     page.playwright.locator(".plot").first.focus()
     page.press("End")
@@ -235,7 +235,7 @@ def test_one_run_has_charts_with_marks_and_then_its_commands(page: Page) -> None
     assert page.text(".chart .now").startswith("training 1.")
     page.until("one_run.marks('step').length === 4")
     assert [each["name"] for each in page.js("one_run.marks('step')")] == ["pretrain", "sft", "preempted", "restart"]
-    assert page.js("one_run.marks('step')[1].x") == 1202, "steps go on where the phase before ended"
+    assert page.js("one_run.marks('step')[1].x") == 1202, "steps continue where the phase before ended"
     page.until("document.querySelector('#next').innerText.includes('homing fetch')")
     assert page.js(
         "$('next').getBoundingClientRect().top > document.querySelector('.charts').getBoundingClientRect().bottom"

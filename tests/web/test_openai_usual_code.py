@@ -210,7 +210,7 @@ def test_with_options_timeout_ends_the_request_here_and_there(scripted: tuple[ht
     script.hold()
     with client_of(server) as client, pytest.raises(openai.APITimeoutError):
         client.with_options(timeout=0.3).chat.completions.create(model="tiny", messages=HELLO)
-    assert script.closed.acquire(timeout=60), "the server stops generating what nobody waits for"
+    assert script.closed.acquire(timeout=60), "the server stops generating what no one waits for"
 
 
 def test_a_status_of_503_is_tried_again(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def test_made_up_dollars_are_not_added_to_real_ones(cli: Homing, homing_home: Pa
     *_, real, made_up = said.out.strip().splitlines()
     assert (real.split()[0], real.split()[-1]) == ("total", "$0.25")
     assert (made_up[:14], made_up.split()[-1]) == ("total, made up", "$5.00")
-    assert "made up, and nobody is billed" in said.err
+    assert "made up, and no one is billed" in said.err
     document = cli("ledger", "--json").json
     assert (document["total_usd"], document["made_up_usd"]) == ("0.25", "5")
     last = cli("ledger", "--last", "0")

@@ -57,7 +57,7 @@ def test_json_keys_know_their_lines_and_twins_are_found() -> None:
         ("name: a\nmodel: [1\nseed: 2\n", "x.yaml", 3, "not valid YAML"),
         ("name: a\nmodel: b: c\n", "x.yaml", 2, "colon"),
         ("name: a\n---\nname: b\n", "x.yaml", 2, "second document"),
-        ("name: *nobody\n", "x.yaml", 1, "alias"),
+        ("name: *missing\n", "x.yaml", 1, "alias"),
         ("- a\n- b\n", "x.yaml", 1, "no `key: value`"),
         ("hello\n", "x.yaml", 1, "no `key: value`"),
         ("", "x.yaml", 1, "empty"),

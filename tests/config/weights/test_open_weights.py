@@ -155,7 +155,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path: Path, model: dict[st
 
 
 def test_nonsense_is_answered_with_a_fix_and_no_traceback(tmp_path: Path) -> None:
-    for text in ("hf:nobody", "hf:a/b/c", "nowhere/at/all"):
+    for text in ("hf:someone", "hf:a/b/c", "nowhere/at/all"):
         with pytest.raises((DataError, UsageError)) as caught:
             read_source(text, base=tmp_path)
         assert caught.value.fix

@@ -60,7 +60,7 @@ class Instance:
         words = [f"{name}={value}" for name, value in messages.items()]
         self.change(trainer_argv=[sys.executable, str(TRAINER), str(self.run_dir), *words])
 
-    def hurry(self, **constants: float) -> None:
+    def shorten(self, **constants: float) -> None:
         """The agent waits as it always does, but only this many seconds: constants of its supervise module."""
         zip_path, module = self.root / "work/agent.zip", "homing/instance/agent/supervise.py"
         boot_module.build_agent_zip(zip_path, World())

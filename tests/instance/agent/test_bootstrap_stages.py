@@ -68,7 +68,7 @@ def test_a_boot_that_dies_before_anything_can_push_leaves_its_reason_in_the_mail
     instance: Instance, mailbox: str
 ) -> None:
     bring(instance, disk_bytes=10**18)
-    instance.hurry(BROKEN_PUSH_S=3.0)
+    instance.shorten(BROKEN_PUSH_S=3.0)
     instance.change(mailbox=mailbox, sync_argv=["/nowhere/python", "-m", "homing.store.sync"])
     assert instance.run(timeout_s=150) == 1
     assert instance.has_ended_billing()

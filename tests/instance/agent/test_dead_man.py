@@ -272,7 +272,7 @@ def test_an_agent_that_cannot_live_never_outlives_the_limit(instance: Instance) 
 
 @pytest.mark.slow
 def test_the_agent_starts_a_dead_man_that_was_killed_again(instance: Instance) -> None:
-    instance.hurry(GUARD_S=1.0)
+    instance.shorten(GUARD_S=1.0)
     instance.train_with(steps=100_000)
     instance.start()
     instance.trainer_pid()

@@ -51,7 +51,7 @@ class Costs:
 
     @property
     def made_up_usd(self) -> Decimal:
-        """The dollars of runs on this computer, which nobody is billed for."""
+        """The dollars of runs on this computer, which no one is billed for."""
         return sum(self.shown_usd(is_real=False), _sum(self.hidden_made_up))
 
     @property

@@ -49,7 +49,7 @@ def command(
         said = counted(len(costs.elsewhere), "run of this name was", "runs of this name were")
         output.say(f"{said} started in other folders and not included: {', '.join(costs.elsewhere)}")
     if costs.has_made_up:
-        output.say("The dollars of the local provider are made up, and nobody is billed for them.")
+        output.say("The dollars of the local provider are made up, and no one is billed for them.")
     say_problems(costs.problems)
     if costs.total_usd:
         output.say(meter.MARGIN_WORDS)
