@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 from homing.api.lookup.find_runs import usd
+from homing.api.notices import say_problems
 from homing.api.runs.plan_run import Planned
 from homing.cli import output
 from homing.cloud.api_key_table import ACCOUNTS
@@ -34,6 +35,7 @@ def show_listed(planned: Planned) -> None:
     limit = None if run.limits.spend_usd is None else Decimal(run.limits.spend_usd)
     title = f"{run.name} by GPU, estimated without querying providers"
     output.table(headers, (_row(row, limit) for row in rows), title=title)
+    say_problems(planned.loaded.warnings)
     if any(row.rate_usd_per_hour is not None and row.provider for row in rows):
         output.say("Costs are based on the list prices on the dates shown; current prices may differ.")
     if any(row.rate_usd_per_hour is None for row in rows):

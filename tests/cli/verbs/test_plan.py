@@ -269,6 +269,13 @@ def test_plan_without_a_key_uses_dated_list_prices_that_are_no_offers(cli: Homin
     assert h100["speed_source"] in ("measured", "modelled")
 
 
+@pytest.mark.usefixtures("keyless")
+def test_plan_without_a_key_warns_about_a_text_that_is_read_too_often(cli: Homing) -> None:
+    said = cli("plan", "moss", "--set", "cloud.providers=[runpod]", "--set", "phases.0.steps=20000")
+    assert said.code == 0, said.err
+    assert re.search(r"phases\.0 reads .* times", said.err)
+
+
 @pytest.mark.acceptance(8)
 @pytest.mark.usefixtures("keyless")
 def test_plan_without_a_key_says_why_the_chosen_card_is_left_out(cli: Homing) -> None:
