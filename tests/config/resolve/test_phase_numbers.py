@@ -108,6 +108,8 @@ def test_a_model_fetched_next_to_another_run_of_the_same_name_is_found(
 def test_without_one_it_is_said_where_was_looked_and_an_unknown_phase_lists_the_valid_ones(mistakes: Mistakes) -> None:
     (missing,) = mistakes(RUN, "train.only=sft")
     assert "no mid or pretrain checkpoint of base was found" in missing.problem
+    assert "Train mid first: homing train base --phase mid" in missing.suggestion
+    assert "--set phases.2.init_from=FOLDER" in missing.suggestion
     found = mistakes(RUN, "train.only=mid+stf")
     assert {mistake.file for mistake in found} == {"--phase mid+stf"}, "as a person types it"
     assert any("Did you mean sft? This run has pretrain, mid, sft" in mistake.suggestion for mistake in found)

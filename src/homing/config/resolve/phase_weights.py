@@ -154,7 +154,9 @@ def find_start(trace: Trace, first: int, name: str) -> str:
         ),
         f"Train {before[0]} first, or start from that checkpoint: --set phases.{first}.init_from={strangers[0][0]}"
         if strangers
-        else f"homing fetch {name}   or set the folder: phases.{first}.init_from",
+        else f"Train {before[0]} first: homing train {name} --phase {before[0]}"
+        f"   If it is trained already: homing fetch {name}"
+        f"   or set its folder: --set phases.{first}.init_from=FOLDER",
     )
     return ""
 
