@@ -389,6 +389,7 @@ def test_a_second_run_that_was_fetched_is_the_one_that_the_name_means(capsys: py
     fetched("models/goethe", "goethe", "pretrain", 200, first)
     newer = fetched(f"models/{second}", "goethe", "pretrain", 200, second)  # where fetch puts it
     assert find_model("goethe") == newer
+    assert "--phase" not in capsys.readouterr().err, "--phase cannot choose between two runs of one phase"
     assert find_model("goethe@aaaa") == Path("models/goethe")
     assert find_model("goethe", phase="pretrain") == newer
     assert find_model("goethe", checkpoint="200") == newer, "the step that is there may be named"
@@ -396,6 +397,7 @@ def test_a_second_run_that_was_fetched_is_the_one_that_the_name_means(capsys: py
     with pytest.raises(UsageError, match="nothing to choose") as caught:
         find_model("goethe", checkpoint="100")
     assert f"homing fetch {second} --checkpoint 100" in caught.value.fix
+    assert "--step" in caught.value.why
 
 
 def test_a_run_that_is_not_here_or_not_one_run_is_refused_with_those_that_are(homing_home: Path) -> None:

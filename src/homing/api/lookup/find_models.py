@@ -141,7 +141,7 @@ def _only(run: str | None, folder: Path, checkpoint: str | None, phase: str | No
         )
         raise UsageError(
             what=f"{folder} is a single checkpoint, so there is nothing to choose.",
-            why="--checkpoint and --phase select from a run directory with several checkpoints.",
+            why="--step, --checkpoint and --phase select from a run directory with several checkpoints.",
             fix=f"Leave them out, or fetch another checkpoint: {again} {checkpoint or 'STEP'} --to FOLDER",
         )
     if (
@@ -391,8 +391,10 @@ def _last_phase(run_dir: Path) -> str:
 
 def _say_taken(name: str, taken: Path, candidates: list[Path]) -> None:
     """Print the phase and step of a fetched model, which its path does not show, and the other phases available."""
+    # `--phase` cannot choose between two runs of one phase: NAME@RUN does.
+    phase_taken = _phase_of(taken) if _is_checkpoint(taken) else ""
     others = {_phase_of(folder): folder for folder in candidates if folder != taken and _is_checkpoint(folder)}
-    alternatives = [f"--phase {phase}: {folder}" for phase, folder in others.items() if phase]
+    alternatives = [f"--phase {phase}: {folder}" for phase, folder in others.items() if phase not in ("", phase_taken)]
     manifest = manifest_in(taken) if _is_checkpoint(taken) else None
     if manifest is None and not alternatives:
         return
