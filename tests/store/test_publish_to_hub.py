@@ -65,7 +65,7 @@ def test_without_a_token_nothing_is_asked(hub: Hub, folder: Path, monkeypatch: p
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(StoreError, match="Cannot publish to") as caught:
         verb.command("hf:me/tiny", str(folder))
-    assert "there is no token" in caught.value.why
+    assert caught.value.why == "No Hugging Face token was found on this computer."
 
 
 def test_existing_files_are_replaced_only_with_consent_and_old_weights_are_deleted(hub: Hub, folder: Path) -> None:

@@ -50,7 +50,7 @@ def look(address: HubAddress, world: World) -> Looked:
     connection = connect(address, world)
     repo = {"repo_id": address.repo_id, "repo_type": address.repo_type}
     if not connection.token:
-        raise _refused(connection, "there is no token")
+        raise _refused(connection, "No Hugging Face token was found on this computer.")
     try:
         who = connection.api.whoami()
     except hub_failures() as exc:
@@ -157,8 +157,9 @@ def _sha256(world: World, folder: str, name: str) -> str:
 
 
 def _refused(connection: Connection, why: str) -> StoreError:
+    used = f"Using {connection.token_source.rstrip(',')}: {why}." if connection.token else why
     return StoreError(
         what=f"Cannot publish to {connection.address.url}.",
-        why=f"Using {connection.token_source.rstrip(',')}: {why}.",
+        why=used,
         fix=f"Create a token with write access: {connection.endpoint}/settings/tokens   then export HF_TOKEN=...",
     )
