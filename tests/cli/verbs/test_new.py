@@ -272,6 +272,12 @@ def test_text_and_conversations_give_a_run_with_enough_context(
     assert text.index("kind: sft") < text.index("eval:")
 
 
+def test_one_step_is_not_called_steps(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    lay_chats(30, 24)
+    assert homing(monkeypatch, "new", "one", "--from", "1b", "--text", "books/", "--chat", "me.jsonl") == 0
+    assert ": 1 step of " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("preset", ["shakespeare", "cs336", "medium-22m", "goethe-75m", "gpt-124m", "1b"])
 def test_every_preset_takes_conversations(monkeypatch: pytest.MonkeyPatch, preset: str) -> None:
     lay_chats(40, 1200)

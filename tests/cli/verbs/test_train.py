@@ -382,6 +382,14 @@ def test_the_end_says_which_checkpoint_the_other_verbs_will_open_and_why(
         assert ("best of 2, by missing reward 0.9722" in err) == said
 
 
+def test_the_end_names_a_plan_for_a_rented_gpu_that_works_without_an_account(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_outcome(tmp_path, Outcome("done", "", 0, phase="sft", step=5))
+    plan = next(line for line in capsys.readouterr().err.splitlines() if "homing plan" in line)
+    assert "--set cloud.providers=runpod" in plan
+
+
 def test_the_sample_at_the_end_cannot_move_the_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / file_names.SAMPLES).mkdir()
     (tmp_path / file_names.SAMPLES / "rl-00000005.txt").write_text("once\x1b[2J\nupon")

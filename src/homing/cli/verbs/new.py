@@ -12,6 +12,7 @@ from homing.api.data.new_run import NewRun, list_presets, new_run
 from homing.api.data.new_run_data import CHATS
 from homing.cli import output
 from homing.cli.options import HeldOutPaths, Json, TextPaths
+from homing.units import counted
 
 __all__ = ["command"]
 
@@ -82,7 +83,7 @@ def _report(made: NewRun) -> None:
     for change in made.changes:
         output.say(f"Note: {change}")
     for phase in run.phases if made.loaded.phase_preps else []:
-        length = f"{phase.num_steps:,} steps" if phase.num_steps else "steps set by `homing prep`"
+        length = counted(phase.num_steps, "step") if phase.num_steps else "steps set by `homing prep`"
         output.say(f"  {phase.kind}: {length} of {phase.batch_tokens:,} tokens, in rows of {run.model.context:,}")
     output.say(f"{'Then prepare it' if absent else 'Prepare the text'}: homing prep {name}")
 

@@ -100,4 +100,6 @@ def _print_outcome(done: TrainedHere, name: str, *, is_smoke: bool) -> None:
     if outcome.phase in ("pretrain", "mid"):
         output.say(f"  homing train {name} --phase sft   # fine-tune it (needs a phase of kind sft in its run file)")
     output.say(f"  homing train {name} --extend {max(1, outcome.step // 2)}   # train it further")
-    output.say(f"  homing plan {name}   # plan the same run on a rented GPU")
+    output.say(
+        f"  homing plan {name} --set cloud.providers=runpod   # plan the same run on a rented GPU; needs no account"
+    )
