@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,31 @@ def test_under_quiet_and_json_nothing_is_shown(
             progress.report("Pushing", step, 10)
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "")
+
+
+@pytest.mark.parametrize("is_terminal", [False, True], ids=["pipe", "terminal"])
+def test_a_terminal_that_is_gone_does_not_end_the_work(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float], is_terminal: bool
+) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+        def isatty(self) -> bool:
+            return is_terminal
+
+        def fileno(self) -> int:
+            raise OSError
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", Gone())
+    bars = Bars()
+    with progress.listening(bars.show):
+        for step in range(3):
+            clock[0] = 100.0 * step
+            progress.report("Waiting for the agent's first heartbeat", clock[0], 600.0, SECONDS)
+        progress.finished()
+    bars.erase()
 
 
 def test_a_wait_says_how_long_so_far_and_its_deadline() -> None:

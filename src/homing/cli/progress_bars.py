@@ -7,6 +7,7 @@ Nothing is drawn under --json or -q. Work that takes less than a moment draws no
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -48,7 +49,8 @@ class Bars:
                 self._draw(progress, now)
             elif now - self._shown_at >= _LINE_S:
                 self._shown_at = now
-                output.say(describe(progress, now - self._began_at))
+                with contextlib.suppress(OSError):
+                    output.say(describe(progress, now - self._began_at))
 
     def erase(self) -> None:
         """Remove the bar, so that a message or the next bar can take its place. The next report draws it again."""
@@ -120,7 +122,9 @@ class _Stderr:
         self.encoding = getattr(sys.stderr, "encoding", "utf-8") or "utf-8"
 
     def write(self, text: str) -> int:
-        output.draw(text, self._stream)
+        # The terminal may be gone. That must not end the work, which may be about to destroy an instance.
+        with contextlib.suppress(OSError):
+            output.draw(text, self._stream)
         return len(text)
 
     def flush(self) -> None:
