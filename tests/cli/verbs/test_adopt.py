@@ -78,6 +78,15 @@ def test_after_adopt_every_verb_works_here_and_the_other_home_is_informed(at: At
 
 
 @pytest.mark.slow
+def test_an_ended_run_without_a_checkpoint_is_not_offered_for_a_fetch(at: At, store: str) -> None:
+    assert at(0, "destroy", "moss", "--yes").code == 0
+    said = at(1, "adopt", store, "moss", "--yes")
+    assert said.code == 0, said.err
+    assert "No checkpoint was saved. Start over: homing launch moss" in said.err
+    assert "homing fetch" not in said.err
+
+
+@pytest.mark.slow
 def test_a_run_or_store_that_is_not_there_is_said(at: At, store: str, tmp_path: Path) -> None:
     assert at(1, "adopt", store, "absent").code == 2
     assert at(1, "adopt", f"file:{tmp_path}/nowhere").code == 7

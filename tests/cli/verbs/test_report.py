@@ -143,6 +143,12 @@ def test_an_unknown_run_is_a_usage_error(cli: Homing) -> None:
     assert cli("report", "fern").code == 2
 
 
+def test_next_after_a_run_without_a_checkpoint_starts_over(endless: Homing) -> None:
+    assert endless("launch", "moss", "--spend-limit", "1", "--yes").code == 0
+    assert endless("destroy", "moss", "--yes").code == 0
+    assert endless("report", "moss", "--json").json["next"] == ["homing launch moss"]
+
+
 @pytest.mark.slow
 def test_a_launched_run_from_its_first_steps_to_its_receipt(cli: Homing) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")

@@ -16,6 +16,8 @@ from homing.api.notices import say_problems
 from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import ADOPTED, RunRow
 from homing.cloud.reconcile.reconcile import refresh
+from homing.cloud.reconcile.run_status import has_checkpoint
+from homing.config.home_and_run_files import launch_again
 from homing.errors import UsageError
 from homing.report import Report, Subject, read_report, render_html, render_markdown
 from homing.report.collect import add_evals
@@ -53,7 +55,7 @@ def report_run(
             if out is not None:
                 out.write_text(f"<!-- {MARK} -->\n\n{text}", encoding="utf-8")
             return RunReport(report, text, [str(out)] if out is not None else [])
-    report = dataclasses.replace(report, next=_next_commands(found, report))
+        report = dataclasses.replace(report, next=_next_commands(home, found, report))
     for file in evals:
         report = add_evals(report, file)
     return RunReport(report, "", _write(out, report) if out is not None else [])
@@ -78,14 +80,14 @@ def subject_of(found: RunRow | Trained) -> Subject:
     return Subject(found.id, found.name, found.state, found.reason, found)
 
 
-def _next_commands(found: RunRow | Trained, report: Report) -> list[str]:
+def _next_commands(home: Home, found: RunRow | Trained, report: Report) -> list[str]:
     """Return the next commands: how to complete the run, and how to use its weights if there are any."""
     name = found.run if isinstance(found, Trained) else name_here(found)
     commands = []
     if found.is_live:
         commands.append(f"homing watch {name}")
     elif not report.is_finished:
-        commands.append(_again(found, name))
+        commands.append(_again(home, found, name))
     if not report.kept:
         return commands
     if isinstance(found, RunRow) and not any("fetched" in each.called for each in report.kept):
@@ -93,11 +95,12 @@ def _next_commands(found: RunRow | Trained, report: Report) -> list[str]:
     return [*commands, f"homing chat {name}", f"homing eval {name} --out evals.md", f"homing export {name}"]
 
 
-def _again(found: RunRow | Trained, name: str) -> str:
+def _again(home: Home, found: RunRow | Trained, name: str) -> str:
     if isinstance(found, Trained):
         return found.again
-    is_adopted = found.state == ADOPTED
-    return f"homing adopt {shlex.quote(found.store)} {found.id}" if is_adopted else f"homing launch {name} --resume"
+    if found.state == ADOPTED:
+        return f"homing adopt {shlex.quote(found.store)} {found.id}"
+    return f"homing launch {name} --resume" if has_checkpoint(home, found) else launch_again(found.name)
 
 
 def _check_target(out: Path | None, for_maintainers: bool) -> None:

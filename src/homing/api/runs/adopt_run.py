@@ -16,7 +16,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import LedgerLine, RunRow
 from homing.cloud.ledger.run_lease import newest, stored_runs
 from homing.cloud.reconcile.adopt import Proposal, adopt, propose
-from homing.cloud.reconcile.run_status import dump_line
+from homing.cloud.reconcile.run_status import dump_line, has_checkpoint
 from homing.store import open_store
 from homing.wire.run_record import Lease, RunRecord
 
@@ -28,6 +28,7 @@ class Adopted:
     run: RunRow
     lines: list[LedgerLine]  # the run's ledger lines after the adoption
     problems: list[str]  # one sentence for each provider or file that could not be read
+    has_checkpoint: bool = True  # False if the store has no checkpoint of the run
 
     def to_dict(self) -> dict[str, Any]:
         row = self.run
@@ -104,7 +105,7 @@ def adopt_run(store: str, run: str, *, agrees: Agrees = refuse, home: Home | Non
         elif not agrees(_question(proposal)):
             return None
         row, problems = adopt(proposal, source, opened)
-        return Adopted(row, opened.ledger.lines(row.id), problems)
+        return Adopted(row, opened.ledger.lines(row.id), problems, has_checkpoint(opened, row))
 
 
 def _question(proposal: Proposal) -> str:

@@ -13,6 +13,7 @@ from homing.api.runs.adopt_run import Adopted, StoredRun, adopt_run, list_stored
 from homing.cli import output
 from homing.cli.options import Json, Yes
 from homing.cloud.ledger.meter import billing_lines
+from homing.config.home_and_run_files import launch_again
 from homing.units import counted, format_duration
 
 __all__ = ["command"]
@@ -67,5 +68,7 @@ def _say_next(adopted: Adopted) -> None:
         output.say(f"The run has ended, but its instance may still be billing. End billing: homing destroy {row.id}")
     elif row.state == "done":
         output.say(f"Fetch it: homing fetch {row.id}")
+    elif not adopted.has_checkpoint:
+        output.say(f"No checkpoint was saved. Start over: {launch_again(row.name)}")
     else:
         output.say(f"Resume: homing launch {row.id} --resume   Fetch it: homing fetch {row.id}")
