@@ -18,6 +18,8 @@ from homing.cloud.launch.launch import launch
 from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.watch.follow import watch
 from homing.errors import IntegrityError, UsageError
+from homing.store import FileStore
+from homing.store.base import unwatched
 from homing.world import World
 
 
@@ -78,6 +80,20 @@ def test_a_fetch_reports_its_progress_over_all_files(home: Home, tmp_path: Path,
     }
     assert [each.done for each in shown] == sorted(each.done for each in shown)
     assert seen[-1].what == "", "the bar disappears"
+
+
+def test_what_is_fetched_after_the_model_is_not_reported_as_a_part_of_it(
+    home: Home, tmp_path: Path, done: RunRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[FileStore] = []
+
+    def store_of(self: Home, run: RunRow) -> FileStore:
+        opened.append(FileStore(run.store.removeprefix("file:"), World()))
+        return opened[-1]
+
+    monkeypatch.setattr(Home, "store_of", store_of)
+    fetch(home, done, tmp_path / "models/moss")
+    assert all(store.progress is unwatched for store in opened)
 
 
 def test_a_second_fetch_does_nothing_and_keeps_files_changed_locally(home: Home, tmp_path: Path, done: RunRow) -> None:

@@ -204,6 +204,9 @@ def test_hashing_and_pushing_inputs_report_their_progress(run: Run, data_dir: Pa
     assert [each.total for each in hashed] == [whole] * len(list(data_dir.iterdir()))
     assert pushed[-1].done == pushed[-1].total > 0
     assert seen[-1].what == "", "the bar disappears"
+    with progress.listening(seen.append):
+        store.put("objects/later", str(next(data_dir.iterdir())))
+    assert seen[-1].what == "", "a later push of another file is not reported as one of the inputs"
 
 
 @pytest.mark.acceptance(26, 38)

@@ -30,6 +30,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger.ledger import RunRow
 from homing.errors import IntegrityError, UsageError
 from homing.store import NotInStore, Store, run_key
+from homing.store.base import unwatched
 from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest, Pointer
 from homing.wire.codec import WireError
@@ -323,6 +324,7 @@ def _fetch_model(
             )
         _put_in_place(temporary, model_dir, world)
     finally:
+        store.progress = unwatched  # what is fetched later is not a part of the model
         world.rmtree(temporary)
     return True
 

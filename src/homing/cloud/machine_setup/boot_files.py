@@ -23,7 +23,7 @@ from homing.cloud.artifacts.hub_weights import is_from_hub, url_of
 from homing.cloud.commands_to_type import Words
 from homing.cloud.launch.inputs import DATA_DIR, TOKENIZER_EXTRAS, object_key, push_object, relocated
 from homing.errors import DataError, IntegrityError, StoreError
-from homing.store.base import Store
+from homing.store.base import Store, unwatched
 from homing.units import counted
 from homing.wire import codec, file_names
 from homing.wire.boot_json import Boot, EndBilling, Input
@@ -246,7 +246,10 @@ def _push_files(files: list[RunInput], store: Store, world: World) -> list[Input
 
         store.progress = report
         report(0, 0)
-        store.put_many(pairs[start : start + store.batch_files])
+        try:
+            store.put_many(pairs[start : start + store.batch_files])
+        finally:
+            store.progress = unwatched  # what is pushed later is not one of the inputs
         pushed += sum(sizes[source] for _, source in pairs[start : start + store.batch_files])
     progress.finished()
     return [_input(file, store, world) for file in files]
