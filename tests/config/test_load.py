@@ -216,6 +216,8 @@ def test_goethes_four_epochs_are_7751_steps(load: Load, folder: Path) -> None:
     assert not any("4 passes" in each for each in more.warnings), "4.1 are about 4"
     far = load(preset, "phases.0.steps=16000", name="goethe-75m.yaml")
     assert any("8.3 times. After about 4 passes" in each for each in far.warnings)
+    absurd = load(preset, "phases.0.steps=1000000000", "phases.0.batch_tokens=131072", name="goethe-75m.yaml")
+    assert any(" 516,031 times. After about 4 passes" in each for each in absurd.warnings), absurd.warnings
 
 
 @pytest.mark.acceptance("X9")

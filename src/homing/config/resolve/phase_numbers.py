@@ -223,10 +223,14 @@ def _say_smaller_batch(trace: Trace, wire: str, num_steps: int, batch: int, best
     passes = num_epochs(num_steps, batch, corpus.num_train_tokens) or 0.0
     would = num_epochs(num_steps, best, corpus.num_train_tokens) or 0.0
     trace.warn(
-        f"{wire} uses {batch:,} tokens per step, so it reads its data {passes:.1f} times in {num_steps:,} steps. With"
-        f" the usual {best:,} tokens per step, it would read the {corpus.amount} {would:.1f} times. To choose the"
+        f"{wire} uses {batch:,} tokens per step, so it reads its data {_times(passes)} in {num_steps:,} steps. With"
+        f" the usual {best:,} tokens per step, it would read the {corpus.amount} {_times(would)}. To choose the"
         f" batch size yourself, set {wire}.batch_tokens."
     )
+
+
+def _times(passes: float) -> str:
+    return f"{passes:,.1f} times" if passes < 100 else f"{passes:,.0f} times"
 
 
 def _length_of_rl(trace: Trace, at: KeyPath, wire: str, rl: Rl) -> tuple[int, int]:
@@ -277,7 +281,7 @@ def _warn_about_data(trace: Trace, number: int, num_steps: int, batch_tokens: in
     if epochs is not None and epochs > DATA_CONSTRAINED_EPOCHS * 1.1:
         fewer = max(1, int(DATA_CONSTRAINED_EPOCHS * corpus.num_train_tokens / batch_tokens))
         trace.warn(
-            f"phases.{number} reads {amount} {epochs:,.1f} times. After about {DATA_CONSTRAINED_EPOCHS:.0f} passes, a"
+            f"phases.{number} reads {amount} {_times(epochs)}. After about {DATA_CONSTRAINED_EPOCHS:.0f} passes, a"
             f" model learns little more from the same text. Use more text, or fewer steps: --set"
             f" phases.{number}.steps={fewer}"
         )
