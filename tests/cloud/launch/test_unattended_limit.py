@@ -79,6 +79,8 @@ def test_runs_and_status_show_what_can_really_be_spent_and_which_guards_can_end_
     assert run_row(status, 0.0)[4] == f"{show_usd(made.worst_case_usd)} by time"
     assert status.to_dict()["most_usd"] == str(made.worst_case_usd)
     assert "of $1.00" not in progress_line(status, None, None, None)
+    between = look(home, row, [dataclasses.replace(line, destroyed_at=60.0, spend_usd="0.30")])
+    assert between.most_usd == Decimal("1.00"), "the next instance has a time limit of its own"
     beat = Heartbeat(20.0, made.mark, 1, "training", 0.0, "0.36", "1", has_dead_man=True)
     said = guards_on_instance(home, line, beat)
     assert said == (

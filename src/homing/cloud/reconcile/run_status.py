@@ -67,8 +67,12 @@ class Status:
 
     @property
     def most_usd(self) -> Decimal | None:
-        """Return the most that a live run can cost: its spend limit, or less if its time limit is reached first."""
-        if self.limit_usd is None or not self.run.is_live or not self.lines:
+        """Return the most that a live run can cost: its spend limit, or less if its time limit is reached first.
+
+        The time limit counts from the start of the current instance. A relaunch starts it again, and the spend limit
+        then bounds the total.
+        """
+        if self.limit_usd is None or not self.run.is_live or not self.lines or self.lines[-1].destroyed_at is not None:
             return self.limit_usd
         *earlier, last = self.lines
         before = meter.total_spend(earlier, self.at)
