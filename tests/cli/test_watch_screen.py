@@ -71,6 +71,38 @@ def test_alerts_and_the_current_problem_come_first_and_a_solved_problem_disappea
     assert "did not answer" not in drawn(line(), alert, problem, line())
 
 
+def test_a_provider_that_still_does_not_answer_stays_on_the_screen() -> None:
+    problem = Report("problem", "runpod did not answer. Retrying.")
+    assert "Warning: runpod did not answer." in drawn(line(), problem, line(problems=["runpod did not answer."]))
+    assert "did not answer" not in drawn(line(problems=["runpod did not answer."]), line(problems=[]))
+
+
+def test_every_alert_is_in_the_summary_although_the_screen_shows_only_the_newest() -> None:
+    screen = WatchScreen("moss", "moss")
+    for number in range(5):
+        screen.take(Report("alert", f"Alert {number}."))
+    shown = "\n".join(each.plain for each in screen.lines(80, 24))
+    assert "Alert 1." not in shown
+    assert "Alert 4." in shown
+    assert [said[-8:] for said in screen.summary() if said.startswith("!")] == [f"Alert {n}." for n in range(5)]
+
+
+def test_a_time_that_is_on_no_calendar_ends_neither_the_view_nor_the_watch() -> None:
+    shown = drawn(
+        line(ahead={"eta_s": 1e300, "is_whole": True, "end_usd": None}),
+        Report("alert", "The agent could not end billing.", {"t": 1e300}),
+        Report("event", "Saved a checkpoint.", {"t": -1e300}),
+    )
+    assert "! ? The agent could not end billing." in shown
+    assert "?        Saved a checkpoint." in shown
+
+
+def test_it_says_if_the_guards_on_the_instance_cannot_end_its_billing() -> None:
+    guards = "agent and dead-man save and push within the limit, but cannot end billing. Only a local guard can."
+    shown = " ".join(drawn(line(guards=guards)).split())
+    assert f"guards here: this window; on the instance: {guards}" in shown
+
+
 def test_before_the_first_metrics_it_says_what_it_waits_for_and_how_long() -> None:
     beat = {"state": "booting", "started_at": 0.0}
     assert "Waiting for the instance to boot, 1m00s so far." in drawn(line(heartbeat=beat, ahead=None))
@@ -174,6 +206,22 @@ def test_on_a_terminal_it_draws_on_another_screen_and_leaves_a_summary(homing_ho
     assert "\x1b" not in said
 
 
+def test_warnings_of_the_log_are_drawn_as_events_and_repeated_after_the_view(homing_home: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys, logging\nimport homing.api.lookup.local_runs as m\nlook = m.look_again\n"
+        "def warn(*a):\n    if not said:\n        said.append(1)\n"
+        "        logging.getLogger('store').warning('slow disk')\n"
+        "    return look(*a)\nsaid = []\nm.look_again = warn\nfrom homing.cli.main import main\nmain()"
+    )
+    watch = ["-c", program, *WATCH[2:]]
+    with training_here(homing_home, tmp_path) as folder, Emulator(watch, cwd=tmp_path, rows=60) as terminal:
+        terminal.read_until(lambda text: "store: slow disk" in text and "Last events" in text)
+        finish(folder)
+        assert terminal.read_to_the_end() == 0
+    _, _, left = terminal.raw.rpartition(TO_MAIN_SCREEN)
+    assert b"store: slow disk" in left
+
+
 @pytest.mark.parametrize("how", ["interrupt", "error"])
 def test_the_terminal_is_restored_after_ctrl_c_and_after_an_error(homing_home: Path, tmp_path: Path, how: str) -> None:
     broken = (
@@ -208,8 +256,8 @@ def test_while_it_is_suspended_the_shell_has_the_terminal_back(homing_home: Path
 
 @pytest.mark.parametrize(
     ("words", "env"),
-    [(["--plain"], {}), (["--json"], {}), (["-q"], {}), ([], {"TERM": "dumb"})],
-    ids=["plain", "json", "quiet", "dumb"],
+    [(["--plain"], {}), (["--json"], {}), (["-q"], {}), (["-v"], {}), ([], {"TERM": "dumb"})],
+    ids=["plain", "json", "quiet", "verbose", "dumb"],
 )
 def test_without_a_live_view_it_prints_plain_lines(
     homing_home: Path, tmp_path: Path, words: list[str], env: dict[str, str]

@@ -35,7 +35,7 @@ __all__ = ["WatchScreen", "on_screen"]
 _WIDE = 120  # from this width on, sample and events are to the right of the rest
 _ROOMY = 18  # from this many free lines on, an empty line separates curve, sample and events
 _MOST_EVENTS = 200
-_MOST_ALERTS = 3
+_SHOWN_ALERTS = 3  # the summary has all of them
 _REFRESHES_PER_S = 4
 _NEAR_LIMIT = 0.8  # share of the limit from which the money is drawn as a warning
 _STATES = {
@@ -56,7 +56,7 @@ class WatchScreen:
         self._line = self._end = self._problem = ""
         self._seen: dict[str, Any] = {}  # data of the newest head and line
         self._head_text = ""
-        self._alerts: deque[str] = deque(maxlen=_MOST_ALERTS)
+        self._alerts: deque[str] = deque(maxlen=_MOST_EVENTS)
         self._events: deque[tuple[float | None, str]] = deque(maxlen=_MOST_EVENTS)
         self._sample_name, self._sample = "", ""
         self._curve = Curve()
@@ -70,9 +70,10 @@ class WatchScreen:
                 self._curve.add(data["points"])
             elif report.kind in ("head", "line"):
                 self._seen |= data
-                self._problem = ""
                 if report.kind == "line":
                     self._line = text
+                    # The store has answered. A provider that does not answer is reported once, and then in each line.
+                    self._problem = output.safe(" ".join(data.get("problems", ())))
                 else:
                     self._head_text = text
             elif report.kind == "sample":
@@ -166,7 +167,7 @@ class WatchScreen:
 
     def _warnings(self, width: int) -> list[Text]:
         made = []
-        for text in self._alerts:
+        for text in list(self._alerts)[-_SHOWN_ALERTS:]:
             made += [Text(line, style="bold red") for line in _wrapped(f"! {text}", width)[:3]]
         if self._problem:
             made += [Text(line, style="yellow") for line in _wrapped(f"Warning: {self._problem}", width)[:3]]
@@ -249,7 +250,7 @@ class WatchScreen:
         time_left = []
         if eta_s is not None and not self._end:
             left_s = max(0.0, eta_s - (self._now() - self._taken_at))
-            ends_at = time.strftime("%H:%M", time.localtime(self._now() + left_s))
+            ends_at = _clock(self._now() + left_s, "%H:%M")
             of = "" if is_whole else " of this phase"
             time_left = [("ETA", f"{format_duration(left_s)}{of}, at {ends_at}")]
         if self._seen.get("is_trained_here"):
@@ -275,7 +276,8 @@ class WatchScreen:
     def _footer(self, width: int) -> list[Text]:
         made = [Text("─" * width, style=_LABEL)]
         if guards := self._guards():
-            made += [Text.assemble(("guards ", _LABEL), line) for line in _wrapped(guards, width - 7)[:1]]
+            wrapped = _wrapped(guards, width - 7)[:2]
+            made += [Text.assemble(("       " if n else "guards ", _LABEL), line) for n, line in enumerate(wrapped)]
         if self._end:
             return made
         stop = f"Ctrl-C leaves, the run goes on.  Stop the run: homing stop {self._typed}"
@@ -288,7 +290,8 @@ class WatchScreen:
         has_dead_man = beat.get("has_dead_man", self._seen.get("has_dead_man"))
         if has_dead_man is None:
             return "this window, until the instance reports its own"
-        return f"on the instance: agent{' and dead-man process' if has_dead_man else ' only'}; here: this window"
+        on_instance = self._seen.get("guards") or f"agent{' and dead-man process' if has_dead_man else ' only'}"
+        return f"here: this window; on the instance: {output.safe(on_instance)}"
 
     # --- data ---
 
@@ -395,8 +398,11 @@ class _Terminal:
 # --- lines ---
 
 
-def _clock(t: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(t))
+def _clock(t: float, shape: str = "%H:%M:%S") -> str:
+    try:
+        return time.strftime(shape, time.localtime(t))
+    except (OverflowError, ValueError, OSError):  # a time from the instance that is on no calendar
+        return "?"
 
 
 def _half_of(free: int) -> int:
@@ -417,7 +423,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 def _event_lines(event: tuple[float | None, str], width: int) -> list[Text]:
     at, text = event
     first, *rest = _wrapped(text, width - 11) or [""]
-    clock = _clock(at) if at is not None else " " * 8
+    clock = f"{_clock(at):<8}" if at is not None else " " * 8
     return [
         Text.assemble((f"  {clock} ", _LABEL), first),
         *(Text(" " * 11 + line) for line in rest[:2]),

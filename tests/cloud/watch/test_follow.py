@@ -371,7 +371,10 @@ def test_a_provider_that_does_not_answer_is_reported_once(
 
     monkeypatch.setattr(Local, "list_owned", flaky)
     reports = list(watch(home, done.run, every_s=1))
-    assert len([report for report in reports if report.kind == "problem"]) == 1
+    (problem,) = [report.text for report in reports if report.kind == "problem"]
+    lasting = [each for report in reports if report.kind == "line" for each in report.data["problems"]]
+    assert lasting, "while it lasts, each line names it"
+    assert {f"{each} Retrying." for each in lasting} == {problem}
     assert reports[-1].kind == "end"
 
 

@@ -1,14 +1,17 @@
 """`homing watch`: show steps, loss, speed, samples and spend as they arrive, until the run ends.
 
-On a terminal this is a live view (`homing.cli.watch_screen`). With --plain or --json, or if stdout is not a terminal
-that can be redrawn, it is one line after another.
+On a terminal this is a live view (`homing.cli.watch_screen`). With --plain, --json, -q or -v, or if stdout is not a
+terminal that can be redrawn, it is one line after another.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import shutil
 import sys
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
@@ -72,8 +75,8 @@ def command(
 
 
 def _can_redraw() -> bool:
-    """Return True if stdout is a terminal with cursor movements, and neither --json nor -q asks for less."""
-    is_wanted = not output.is_json() and not output.is_quiet()
+    """Return True if stdout is a terminal with cursor movements, and none of --json, -q and -v asks for lines."""
+    is_wanted = not (output.is_json() or output.is_quiet() or output.is_verbose())
     return is_wanted and sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
@@ -89,7 +92,7 @@ def _show_live(watched: Watched) -> None:
         screen.note(text)
 
     try:
-        with on_screen(screen), notices.listening(note):
+        with on_screen(screen), notices.listening(note), _logging_to(note):
             for report in watched:
                 screen.take(report)
     finally:
@@ -97,6 +100,28 @@ def _show_live(watched: Watched) -> None:
             print(_folded(line, shutil.get_terminal_size().columns), flush=True)
         for text in notes:
             output.say(text)
+
+
+@contextlib.contextmanager
+def _logging_to(note: Callable[[str], None]) -> Iterator[None]:
+    """Send log records to `note` instead of stderr, where the next refresh of the screen would overwrite them."""
+    root = logging.getLogger()
+    before, handler = root.handlers[:], _Notes(note)
+    root.handlers[:] = [handler]
+    try:
+        yield
+    finally:
+        root.handlers[:] = before
+
+
+class _Notes(logging.Handler):
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__()
+        self._note = note
+        self.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._note(self.format(record))
 
 
 def _show(report: Report) -> None:

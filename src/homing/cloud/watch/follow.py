@@ -211,6 +211,8 @@ class _Watch:
             "spend_limit_usd": self.run.spend_limit_usd,
             "ahead": dataclasses.asdict(found) if found else None,
             "heartbeat_age_s": status.heartbeat_age_s,
+            "guards": guards_on_instance(self.home, line, beat) if line and beat else None,
+            "problems": [problem for problem in self.refresh_problems if not isinstance(problem, NotChecked)],
         }
 
     def _alert(self, status: Status) -> Iterator[Report]:
