@@ -60,11 +60,13 @@ def _is_named(run_id: str, name: str) -> bool:
     return record is not None and record.name == name
 
 
-def extending_sets(loaded: Loaded, steps: int, unfinished: Path | None, run_id: str = "") -> tuple[list[str], bool]:
+def extending_sets(
+    loaded: Loaded, steps: int, unfinished: Path | None, run_id: str = "", *, verb: str = "train"
+) -> tuple[list[str], bool]:
     """Return the --set changes for the extension, and whether they match `unfinished`.
 
     `unfinished` is a stopped extension by the same number of steps, which the same command resumes. `run_id`: use the
-    weights of this run instead of the newest ones.
+    weights of this run instead of the newest ones. `verb`: the command to name in an error.
     """
     kind = loaded.run.phases[-1].kind
     number = _place(loaded.file, kind)
@@ -76,14 +78,14 @@ def extending_sets(loaded: Loaded, steps: int, unfinished: Path | None, run_id: 
         raise UsageError(
             what=f"{run_id} has no trained {kind} phase to extend.",
             why=f"Looked for its checkpoints in ./models and {home() / 'runs' / run_id}.",
-            fix=f"Fetch it: homing fetch {run_id}   Or extend the newest run: homing train {loaded.run.name}"
+            fix=f"Fetch it: homing fetch {run_id}   Or extend the newest run: homing {verb} {loaded.run.name}"
             f" --extend {steps}",
         )
     if folder is None:
         raise UsageError(
             what=f"There is no trained {kind} phase of {loaded.run.name} to extend.",
             why=f"Looked for its checkpoints in ./models and in local runs started in {Path.cwd()}.",
-            fix=f"Train it first: homing train {loaded.run.name}   or fetch it: homing fetch {loaded.run.name}",
+            fix=f"Train it first: homing {verb} {loaded.run.name}   or fetch it: homing fetch {loaded.run.name}",
         )
     manifest = manifest_in(folder)
     assert manifest is not None, "newest_weights reads it"

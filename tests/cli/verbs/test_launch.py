@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -15,10 +16,13 @@ from tests.cli.control_rig import Homing, cli_with
 from tests.cloud.rig import marked_now
 
 from homing.api.lookup.find_runs import usd
+from homing.api.runs.launch_run import Confirmed, LaunchOptions, launch
 from homing.cloud.home import Home
+from homing.cloud.providers.local.provider import Local
 from homing.config.load import load_run
 from homing.config.resolve.smoke_profile import mark_smoke
 from homing.doctor.check import Balance
+from homing.errors import UsageError
 from homing.hf_config import config_of
 from homing.wire import codec, file_names
 from homing.wire.checkpoint_manifest import CheckpointManifest
@@ -52,6 +56,45 @@ def test_a_limit_above_the_known_balance_is_refused_unless_allowed(
     assert allowed.code == 0
     assert "warning: $4.99 left at local" in allowed.err
     assert "left at" not in cli("launch", "moss", "--spend-limit", "4.50", "--dry-run").err
+
+
+@pytest.mark.parametrize("allow", [(), ("low-balance",)], ids=["refused", "allowed"])
+def test_the_balance_of_the_next_offer_is_checked_before_the_user_is_asked_about_it(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch, allow: tuple[str, ...]
+) -> None:
+    asked: list[str] = []
+
+    class Answers(Confirmed):
+        def agrees_to_next(self, *_: object) -> bool:
+            asked.append("next")
+            return True
+
+    def sold_out(ready: Any, offers: Any, home: Any, *, notify: Any, agree: Any) -> Any:
+        balance = Balance(Decimal("0.99"), Decimal(0))
+        monkeypatch.setattr(Local, "balance", lambda self: balance, raising=False)
+        raise UsageError(what="agreed" if agree(offers[0], ready) else "not agreed")
+
+    monkeypatch.setattr("homing.api.runs.launch_run.launch_any", sold_out)
+    options = LaunchOptions(spend_limit_usd=Decimal(1), allow=allow)
+    with pytest.raises(UsageError) as caught:
+        launch("moss", options, answers=Answers(confirm=True))
+    assert (caught.value.what, asked) == (("agreed", ["next"]) if allow else ("not agreed", []))
+
+
+def test_extend_selects_one_run_by_the_end_of_its_id(cli: Homing, homing_home: Path) -> None:
+    loaded = load_run("moss")
+    for run_id in ("moss-20260101-000000-1a2b", "moss-20260102-000000-ffff"):
+        step = homing_home / "runs" / run_id / "checkpoints/pretrain/step-00000003"
+        step.mkdir(parents=True)
+        (homing_home / "runs" / run_id / file_names.RUN).write_text(
+            codec.dumps(dataclasses.replace(loaded.run, id=run_id))
+        )
+        manifest = CheckpointManifest("moss", run_id, "pretrain", 3, 1, True, "", 7, [])
+        (step / file_names.MANIFEST).write_text(codec.dumps(manifest))
+    for typed, end in (("moss@1a2b", "1a2b"), ("moss", "ffff")):
+        said = cli("launch", typed, "--extend", "4", "--spend-limit", "1", "--dry-run")
+        assert f"-000000-{end}/checkpoints/pretrain/step-00000003" in said.err, "the weights, which are no real ones"
+        assert "no model.safetensors" in said.err
 
 
 def test_more_than_100_passes_over_the_text_are_refused_unless_allowed(cli: Homing) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from homing.api import notices
 from homing.api.data.stale_shards import refuse_stale
-from homing.api.extend_run import extending_sets, print_schedule
+from homing.api.extend_run import extending_sets, print_schedule, run_to_extend
 from homing.api.extras import need
 from homing.api.lookup.find_runs import find_run, meet_host, name_here, open_home, usd
 from homing.api.notices import say_problems
@@ -60,14 +60,18 @@ __all__ = [
 ]
 
 
-def extended(run: str, sets: list[str], extend: int | None, *, is_smoke: bool, is_resume: bool) -> tuple[str, ...]:
-    if not extend:
-        return tuple(sets)
-    if is_resume:
+def _extended(run: str, asked: LaunchOptions) -> tuple[str, tuple[str, ...]]:
+    """Return the run file to launch and its --set changes. With --extend, `run` may also select one run: NAME@RUN."""
+    sets, is_smoke = asked.sets, asked.is_smoke
+    if not asked.extend:
+        return run, sets
+    if asked.resume:
         raise UsageError(what="--resume and --extend cannot be combined.", fix="Use only one of them.")
-    more, _ = extending_sets(load_run(run, sets, is_smoke=is_smoke), extend, None)
-    print_schedule(load_run(run, [*sets, *more], is_smoke=is_smoke).run)
-    return (*sets, *more)
+    name, run_id = run_to_extend(run)
+    loaded = load_run(name, list(sets), is_smoke=is_smoke)
+    more, _ = extending_sets(loaded, asked.extend, None, run_id, verb="launch")
+    print_schedule(load_run(name, [*sets, *more], is_smoke=is_smoke).run)
+    return name, (*sets, *more)
 
 
 def ledger_lines(home: Home) -> list[LedgerLine]:
@@ -190,7 +194,7 @@ def launch(
     asked = options or LaunchOptions()
     check_allowed(asked.allow)
     trackers = wanted(list(asked.trackers), wandb=False, verb="launch")
-    sets = extended(run, list(asked.sets), asked.extend, is_smoke=asked.is_smoke, is_resume=asked.resume)
+    run, sets = _extended(run, asked)
     asked = dataclasses.replace(asked, sets=sets, trackers=tuple(trackers))
     with open_home(home) as opened:
         if asked.committed_only:
