@@ -325,3 +325,9 @@ def test_a_plan_that_does_not_finish_inside_its_limit_says_where_it_lands(cli: H
     assert re.search(
         r"within \$0.0001; it ends early at about step 0 of 1,000,000; the minimum spend limit there is", small
     )
+
+
+def test_with_list_prices_it_also_says_why_launch_refuses_the_run(cli: Homing) -> None:
+    said = cli("plan", "moss", "--set", "phases.0.steps=2000000", "--set", "train.device=cpu", "--rate", "2.50")
+    assert said.code == 0
+    assert "`homing launch` refuses this run. Phase pretrain would read its text" in said.err

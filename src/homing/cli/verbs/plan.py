@@ -69,6 +69,7 @@ def command(
     )
     if planned.plan is None:
         show_listed(planned)
+        _say_refused(planned)
         return
     output.emit("plan/1", planned.to_dict())
     _show(planned.plan, planned)
