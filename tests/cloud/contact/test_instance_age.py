@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,15 @@ def test_sending_the_age_keeps_earlier_control_requests(store: FileStore, tmp_pa
     request = asked(store)
     assert request is not None
     assert (request.serial, request.stop, request.reason, request.spend_limit_usd) == (5, True, "enough", "2")
+
+
+@pytest.mark.parametrize("spend", ["NaN", "sNaN", "Infinity", "1e999999999", "-1e999999999", "lots", "9" * 5000])
+def test_an_agent_whose_count_is_absurd_is_sent_its_age(store: FileStore, tmp_path: Path, spend: str) -> None:
+    clock = Clock()
+    clock.t += 60.0
+    absurd = dataclasses.replace(beat(57.0), spend_usd=spend)
+    assert send_age(Home(tmp_path, clock), store, boot(), absurd, 1000.0)
+    request = asked(store)
+    assert request is not None
+    assert request.age_s is not None
+    assert request.age_s >= 60.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from tests.cloud.rig import make_draft
 
 from homing.cloud.contact.heartbeats import read_document
 from homing.cloud.destroy import destroy_run
-from homing.cloud.guard.change_limit_or_stop import change_limit, propose
+from homing.cloud.guard import change_limit_or_stop
+from homing.cloud.guard.change_limit_or_stop import Change, change_limit, propose
 from homing.cloud.guard.relaunch import load_documents
 from homing.cloud.home import Home
 from homing.cloud.launch.launch import launch
@@ -21,7 +23,7 @@ from homing.cloud.providers.local.provider import Local
 from homing.errors import UsageError
 from homing.store import FileStore, run_key
 from homing.wire import codec, file_names
-from homing.wire.control_files import Request
+from homing.wire.control_files import Heartbeat, Request
 from homing.wire.guard_timing import PROVIDER, reserve_s
 from homing.wire.run_record import RunRecord
 from homing.world import World
@@ -159,3 +161,16 @@ def test_a_run_waiting_for_its_relaunch_gets_the_new_limit_without_a_confirmatio
     limits = load_documents(home, row).run.limits
     assert (row.spend_limit_usd, limits.spend_usd, limits.time_s) == ("3", "3", 7200.0)
     assert (row.state, row.reason) == ("failed", SILENT)
+
+
+@pytest.mark.parametrize("reported", ["NaN", "sNaN", "Infinity", "1e999999999", "lots"])
+def test_an_agent_that_reports_an_absurd_limit_has_not_confirmed_the_new_one(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reported: str
+) -> None:
+    row = RunRow("moss-1", "moss", "running", 0.0, "file:/nowhere", "f" * 64, "1.00")
+    monkeypatch.setattr(Ledger, "run", lambda self, run_id: row)
+    beat = Heartbeat(0.0, "m", 1, "training", 0.0, "0.36", "0", spend_limit_usd=reported)
+    monkeypatch.setattr(change_limit_or_stop, "read_reports", lambda *a: SimpleNamespace(heartbeat=beat))
+    change = Change(row, [], Decimal(1), Decimal(3), 0.0, 0.0, Decimal(0), Decimal(3))
+    store = FileStore(str(tmp_path / "store"), World())
+    assert not change_limit_or_stop._is_confirmed(home, change, store, 1, 0.0, lambda text: None)

@@ -492,6 +492,20 @@ def test_a_region_without_an_image_or_a_network_is_a_refusal_before_anything_is_
     assert rig.double.count("RunInstances") == 0
 
 
+def test_named_subnets_that_are_not_in_the_region_are_named_with_the_key_to_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, subnets=["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"])
+    nothing = _xml("DescribeSubnets", "<subnetSet/>")
+    monkeypatch.setattr(rig.double, "_ec2_DescribeSubnets", lambda form, request: nothing, raising=False)
+    with pytest.raises(Unwelcome) as caught:
+        rig.create()
+    assert caught.value.what == "None of the subnets in cloud.aws.subnets exists in us-east-1."
+    assert "subnet-0123456789abcdef0, subnet-0123456789abcdef1" in caught.value.why
+    assert "aws ec2 describe-subnets --region us-east-1" in caught.value.fix
+    assert rig.double.count("RunInstances") == 0
+
+
 def test_throttling_is_waited_out(tmp_path: Path) -> None:
     rig = Rig(tmp_path, Strike("throttle", "RunInstances", 1, 2))
     rig.create()
