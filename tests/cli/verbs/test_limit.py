@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from tests.cli.control_rig import Homing, cli_with
 
 from homing.cloud.ledger.ledger import SILENT, Ledger
+from homing.doctor.check import Balance
 from homing.world import World
 
 say = cli_with(steps=100_000)
@@ -27,6 +29,17 @@ def test_it_says_old_new_and_worst_case_and_waits_for_the_agent(say: Homing) -> 
     again = say("limit", "moss", "--spend", "2", "--json").json
     assert (again["old_usd"], again["new_usd"], again["is_confirmed"]) == ("3", "2", True)
     assert say("status", "moss", "--json").json["spend_limit_usd"] == "2"
+
+
+@pytest.mark.slow
+def test_a_raised_limit_above_the_known_balance_is_a_warning(say: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
+    balance = Balance(Decimal("4.99"), Decimal(0))
+    monkeypatch.setattr("homing.cloud.providers.local.provider.Local.balance", lambda self: balance, raising=False)
+    assert say("launch", "moss", "--spend-limit", "1", "--yes").code == 0
+    raised = say("limit", "moss", "--spend", "6")
+    assert raised.code == 0
+    assert re.search(r"warning: \$4\.99 left at local; this run may cost \$(6\.00|5\.99)\.", raised.err), raised.err
+    assert "left at" not in say("limit", "moss", "--spend", "5.50").err, "it is lower, so it needs no funds"
 
 
 @pytest.mark.parametrize("spend", ["1e30", "9e99999999"])

@@ -10,7 +10,9 @@ from homing.api.lookup.find_runs import find_run, open_home
 from homing.api.notices import say_problems
 from homing.cloud.guard.change_limit_or_stop import Change, change_limit, propose
 from homing.cloud.home import Home
+from homing.cloud.ledger.meter import billing_lines
 from homing.cloud.reconcile.reconcile import refresh
+from homing.doctor.check import Prepaid, check_balance
 
 __all__ = ["Limited", "limit_run"]
 
@@ -51,5 +53,22 @@ def limit_run(
         say_problems(refresh(opened))
         row = find_run(opened, run, changes=f"limit {{}}{typed}")
         change = propose(opened, row, spend_usd, time_s)
+        _warn_of_balance(opened, change)
         is_confirmed = change_limit(opened, change, notify=lambda text: notices.say(f"  {text}"))
         return Limited(change, is_confirmed, (opened.ledger.run(row.id) or row).is_live)
+
+
+def _warn_of_balance(home: Home, change: Change) -> None:
+    """Warn if the run may now cost more than its account holds, where the provider reports the balance.
+
+    This is no error, because the user may add funds during the run.
+    """
+    running = billing_lines(change.lines)
+    if change.is_lower or not running:
+        return
+    provider = home.provider_of(running[-1])
+    if not isinstance(provider, Prepaid):
+        return
+    found = check_balance(provider, change.worst_case_usd - change.spend_usd)
+    if found.is_finding:
+        say_problems([f"{found.text} {found.fix} {found.page}".strip()])
