@@ -492,15 +492,21 @@ def test_a_region_without_an_image_or_a_network_is_a_refusal_before_anything_is_
     assert rig.double.count("RunInstances") == 0
 
 
+@pytest.mark.parametrize("is_error", [True, False], ids=["error", "nothing"])
 def test_named_subnets_that_are_not_in_the_region_are_named_with_the_key_to_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_error: bool
 ) -> None:
     rig = Rig(tmp_path, subnets=["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"])
-    nothing = _xml("DescribeSubnets", "<subnetSet/>")
-    monkeypatch.setattr(rig.double, "_ec2_DescribeSubnets", lambda form, request: nothing, raising=False)
+
+    def answer(form: object, request: object) -> HttpResponse:
+        if is_error:
+            raise AwsRefused("AWS refused it.", code="InvalidSubnetID.NotFound")
+        return _xml("DescribeSubnets", "<subnetSet/>")
+
+    monkeypatch.setattr(rig.double, "_ec2_DescribeSubnets", answer, raising=False)
     with pytest.raises(Unwelcome) as caught:
         rig.create()
-    assert caught.value.what == "None of the subnets in cloud.aws.subnets exists in us-east-1."
+    assert caught.value.what == "cloud.aws.subnets names a subnet that does not exist in us-east-1."
     assert "subnet-0123456789abcdef0, subnet-0123456789abcdef1" in caught.value.why
     assert "aws ec2 describe-subnets --region us-east-1" in caught.value.fix
     assert rig.double.count("RunInstances") == 0

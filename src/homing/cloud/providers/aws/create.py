@@ -111,21 +111,32 @@ class Creation:
         # A volume cannot move to another zone, so the instance must start in the zone of the run's existing volume.
         return [zone for zone in zones if zone == volume["AvailabilityZone"]]
 
+    def _named_subnets(self, region: str) -> list[dict[str, Any]]:
+        try:
+            return self.api.items("ec2", "describe_subnets", "Subnets", region, SubnetIds=list(self.settings.subnets))
+        except AwsRefused as exc:
+            if exc.code != "InvalidSubnetID.NotFound":
+                raise
+            raise self._no_such_subnet(region) from exc
+
+    def _no_such_subnet(self, region: str) -> Unwelcome:
+        return Unwelcome(
+            what=f"cloud.aws.subnets names a subnet that does not exist in {region}.",
+            why=f"Named: {', '.join(self.settings.subnets)}. A subnet belongs to one region and one account.",
+            fix=f"Fix cloud.aws.subnets. See the subnets there: aws ec2 describe-subnets --region {region}",
+        )
+
     def subnets(self, region: str) -> tuple[dict[str, str], str]:
         """Return the subnets by zone, and the VPC that contains them. The security group must belong to that VPC."""
         if self.settings.subnets:
-            rows = self.api.items("ec2", "describe_subnets", "Subnets", region, SubnetIds=list(self.settings.subnets))
+            rows = self._named_subnets(region)
         else:
             only = [{"Name": "default-for-az", "Values": ["true"]}]
             rows = self.api.items("ec2", "describe_subnets", "Subnets", region, Filters=only)
         if not rows:
             # Unwelcome means that nothing was created, so undoing the launch need not wait for an instance.
             if self.settings.subnets:
-                raise Unwelcome(
-                    what=f"None of the subnets in cloud.aws.subnets exists in {region}.",
-                    why=f"Named: {', '.join(self.settings.subnets)}. A subnet belongs to one region and one account.",
-                    fix=f"Fix cloud.aws.subnets. See the subnets there: aws ec2 describe-subnets --region {region}",
-                )
+                raise self._no_such_subnet(region)
             raise Unwelcome(
                 what=f"The account has no default VPC in {region}.",
                 why="An instance needs a subnet.",
