@@ -40,6 +40,8 @@ def test_a_raised_limit_above_the_known_balance_is_a_warning(say: Homing, monkey
     assert raised.code == 0
     assert re.search(r"warning: \$4\.99 left at local; this run may cost \$(6\.00|5\.99)\.", raised.err), raised.err
     assert "left at" not in say("limit", "moss", "--spend", "5.50").err, "it is lower, so it needs no funds"
+    balance = Balance(Decimal("0.05"), Decimal(0))
+    assert "$0.05 left at local" in say("limit", "moss", "--spend", "6", "--time", "1h").err, "one of two is raised"
 
 
 @pytest.mark.parametrize("spend", ["1e30", "9e99999999"])

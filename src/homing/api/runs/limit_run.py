@@ -64,7 +64,8 @@ def _warn_of_balance(home: Home, change: Change) -> None:
     This is no error, because the user may add funds during the run.
     """
     running = billing_lines(change.lines)
-    if change.is_lower or not running:
+    is_more_time = change.old_time_s > 0 and not 0 < change.new_time_s <= change.old_time_s
+    if not running or not (is_more_time or (change.old_usd is not None and change.new_usd > change.old_usd)):
         return
     provider = home.provider_of(running[-1])
     if not isinstance(provider, Prepaid):
