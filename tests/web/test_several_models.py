@@ -221,3 +221,17 @@ def test_a_time_limit_in_the_body_is_refused_with_where_to_set_it(three: httpx.C
     response = three.post("/v1/completions", json={"prompt": "x", "timeout": 5})
     assert response.status_code == 400
     assert "--request-timeout" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("num_calls", [1, 2, 3])
+def test_embeddings_have_a_time_limit_while_they_are_encoded_and_while_they_wait(
+    late: tuple[httpx.Client, Script, Clock], num_calls: int
+) -> None:
+    server, _, clock = late
+    # The clock is read for the deadline, before the encoding of each text, and before the turn of each text.
+    clock.is_late = lambda: clock.num_calls > num_calls
+    with client_of(server) as client, pytest.raises(openai.InternalServerError, match="time limit after") as caught:
+        client.embeddings.create(model="tiny", input=["one", "two"])
+    assert caught.value.code == "timeout"
+    assert f"after {num_calls // 3} of its 2 embeddings" in str(caught.value)
+    assert timeouts(server) == 1

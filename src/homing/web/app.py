@@ -212,18 +212,22 @@ class _Routes:
         model = self._model(body.get("model"))
         session, wanted = model.session, openai_requests.read_embeddings(body)
         deadline = self._limits.deadline()
+
+        def is_in_time() -> bool:
+            return self._limits.clock() < deadline
+
         found = []
         for prompt in wanted.inputs:
             if await request.is_disconnected():
                 raise ClientDisconnect
-            if self._limits.clock() >= deadline:
-                self.metrics.timed_out(session.name)
-                raise _timed_out()
             try:
                 session.check_bytes([prompt] if isinstance(prompt, str) else [])
-                ids = await asyncio.to_thread(session.begin_embedding, prompt)
-                vector = await asyncio.wrap_future(self._worker.compute(partial(session.embed, ids), model.lane))
-                found.append((vector, len(ids)))
+                ids = await asyncio.to_thread(session.begin_embedding, prompt, is_in_time)
+                computed = self._worker.compute(partial(session.embed, ids), model.lane, deadline=deadline)
+                found.append((await asyncio.wrap_future(computed), len(ids)))
+            except (GivenUp, TimedOut):
+                self.metrics.timed_out(session.name)
+                raise _timed_out(f"after {len(found)} of its {len(wanted.inputs)} embeddings") from None
             except TooLong as exc:
                 raise _refused_length(exc, "input", session) from None
             except BadIds as exc:
@@ -344,8 +348,8 @@ def _refused_length(exc: TooLong, field: str, session: GenerationSession) -> Ref
     return Refusal(message, param=field, code="context_length_exceeded")
 
 
-def _timed_out() -> Refusal:
-    message = "The request reached its time limit before its first token. Try again when the server is less busy."
+def _timed_out(when: str = "before its first token") -> Refusal:
+    message = f"The request reached its time limit {when}. Try again when the server is less busy."
     return Refusal(message, status=503, code="timeout")
 
 

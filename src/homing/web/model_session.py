@@ -196,9 +196,9 @@ class GenerationSession:
         """
         return self._prompter.stop_ids if self._prompter else self.tokenizer.stop_ids
 
-    def begin_embedding(self, prompt: Prompt) -> list[int]:
-        """Return the ids of a text to embed."""
-        ids = self.begin(prompt)
+    def begin_embedding(self, prompt: Prompt, is_wanted: Callable[[], bool] = lambda: True) -> list[int]:
+        """Return the ids of a text to embed. Raise GivenUp if the text is no longer wanted."""
+        ids = self.begin(prompt, is_wanted)
         if len(ids) > self.context:
             raise TooLong(len(ids), is_at_least=False)
         return ids

@@ -10,12 +10,14 @@ raises QueueFull immediately.
 Several models take turns: each has its own queues and its own limits, and in each round every model with work encodes
 one request, runs one function and generates one token of each of its texts. So no model waits for another one's queue.
 
-A request that has run out of time ends: `Generation.expire` returns the text so far.
+A request that has run out of time ends: `Generation.expire` returns the text so far. A function whose time is over
+before its turn does not run.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -39,13 +41,22 @@ class QueueFull(Exception):
 
 
 @dataclass(eq=False)
+class _Call:
+    """A function that waits for its turn."""
+
+    run: Callable[[], None]
+    future: Future[Any]
+    deadline: float
+
+
+@dataclass(eq=False)
 class _Lane:
     """The queues of one model."""
 
     batch: BatchGenerator
     to_encode: deque[Generation] = field(default_factory=deque)
     to_generate: deque[tuple[Generation, list[TextRequest]]] = field(default_factory=deque)
-    calls: deque[tuple[Future[Any], Callable[[], None]]] = field(default_factory=deque)
+    calls: deque[_Call] = field(default_factory=deque)
     open: list[Generation] = field(default_factory=list)  # generations with texts in the batch, or being encoded
     generating: list[Generation] = field(default_factory=list)  # those with texts in the batch
 
@@ -104,8 +115,11 @@ class Worker:
             own.to_encode.append(generation)
             self._changed.notify_all()
 
-    def compute(self, function: Callable[[], Made], lane: int = 0) -> Future[Made]:
-        """Run a function on the generating thread, between two steps, and return a Future for its result."""
+    def compute(self, function: Callable[[], Made], lane: int = 0, *, deadline: float = math.inf) -> Future[Made]:
+        """Run a function on the generating thread, between two steps, and return a Future for its result.
+
+        If its turn does not come before `deadline`, the Future raises TimedOut.
+        """
         future: Future[Made] = Future()
 
         def call() -> None:
@@ -119,7 +133,7 @@ class Worker:
         with self._changed:
             if self._is_closed or len(own.calls) >= self._num_waiting:
                 raise QueueFull
-            own.calls.append((future, call))
+            own.calls.append(_Call(call, future, deadline))
             self._changed.notify_all()
         return future
 
@@ -187,8 +201,8 @@ class Worker:
                 calls = [call for lane in self._lanes for call in lane.calls]
                 for lane in self._lanes:
                     lane.calls.clear()
-            for future, _ in calls:
-                future.cancel()
+            for each in calls:
+                each.future.cancel()
 
     def _generate_until_closed(self) -> None:
         while True:
@@ -207,7 +221,14 @@ class Worker:
         """Run one function of a model, and generate one token of each of its texts."""
         with self._changed:
             added, lane.to_generate = list(lane.to_generate), deque()
+            waiting, lane.calls = list(lane.calls), deque()
+            now = self._clock() if waiting else 0.0
+            late = [each for each in waiting if now >= each.deadline]
+            lane.calls.extend(each for each in waiting if now < each.deadline)
             call = lane.calls.popleft() if lane.calls else None
+        for each in late:
+            if each.future.set_running_or_notify_cancel():
+                each.future.set_exception(TimedOut())
         for generation, texts in added:
             lane.generating.append(generation)
             try:
@@ -216,7 +237,7 @@ class Worker:
             except Exception as exc:
                 generation.fail(exc)
         if call is not None:
-            call[1]()
+            call.run()
         now = self._clock()
         for generation in lane.generating:
             if generation.is_late(now):
