@@ -144,6 +144,10 @@ def test_a_header_sorts_and_the_filters_and_columns_are_remembered(page: Page) -
 
 def test_chosen_runs_are_compared_and_the_address_brings_the_comparison_back(page: Page) -> None:
     assert page.playwright.get_by_role("button", name="Compare").is_disabled()
+    page.js("runs_table.chosen = new Set([...Array(21).keys()].map(String)); runs_table.show_tools()")
+    assert page.playwright.get_by_role("button", name="Compare 21 runs").is_disabled()
+    assert page.js("$('do-compare').title") == "Select at most 20 runs"
+    page.js("runs_table.clear()")
     for run in (RESUMED, DONE, DIVERGED):
         page.playwright.get_by_label(f"Select {run}").check()
     page.playwright.get_by_role("button", name="Compare 3 runs").click()

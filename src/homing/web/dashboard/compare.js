@@ -125,7 +125,7 @@ const comparison = {
   show_finals() {
     const columns = [["State", (run) => badge(run)], ["Model", model_of], ["Step", step_of], ["Train loss", (run) => shown(run.loss, figure)],
       ["Val. loss", (run) => shown(run.val_loss, figure)], ["Bits/byte", (run) => shown(run.val_bits_per_byte, figure)],
-      ["Reward", (run) => shown(run.reward, figure)], ["Tokens", (run) => shown(run.num_tokens, short)],
+      ["Reward", (run) => shown(run.reward, figure)], ["Phase tokens", (run) => shown(run.num_tokens, short)],
       ["Tokens/s", (run) => shown(run.tokens_per_s, short)], ["Dollars", money_of], ["Duration", (run) => shown(run.duration_s, duration)]];
     const rows = [...this.runs.values()].map((each) => [
       el("span", {}, el("span", { class: `swatch s${each.color}` }), el("a", { href: "#run=" + encodeURIComponent(each.run) }, each.name)),

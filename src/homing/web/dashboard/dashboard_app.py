@@ -38,8 +38,8 @@ _LOOK_S = 0.25  # how often a stream checks its feed for new data, in seconds
 _FIRST_S = 30.0  # maximum time to wait for the first data of a feed
 _FIRST_LOOK_S = 0.05
 _QUIET_S = 10.0  # seconds without new data before a stream sends a comment; page.js reconnects after three times this
-_MOST_COMPARED = 20
-_COMPARED = ("head", "config", "point_columns", "points", "events", "problems")  # sections of a run that are compared
+_MOST_COMPARED = 20  # as in runs_table.js
+_COMPARED = ("head", "config", "point_columns", "points", "problems")  # sections of a run that are compared
 _RUNS, _RUN = "homing.dashboard-runs/2", "homing.dashboard-run/2"  # schemas
 _CSS, _JS = "text/css; charset=utf-8", "text/javascript; charset=utf-8"
 _FILES = {
@@ -108,7 +108,7 @@ class _Routes:
     async def compare_live(self, request: Request) -> Response:
         asked = list(dict.fromkeys(request.query_params.getlist("run")))
         if not 1 <= len(asked) <= _MOST_COMPARED:
-            return _error(f"Choose 1 to {_MOST_COMPARED} runs, such as ?run=RUN&run=RUN.", 400)
+            return _error(f"A comparison can show 1 to {_MOST_COMPARED} runs, but {len(asked)} were selected.", 400)
         return _Live(self._source, {run: await self._one_run(run) for run in asked}, _COMPARED)
 
     async def _one_run(self, run_id: str) -> AbstractContextManager[Feed]:

@@ -138,7 +138,7 @@ const one_run = {
       head.num_steps && is_known(head.step) && head.is_live ? el("div", { class: "stat" }, el("dt", {}, "Done"), el("dd", {}, percent(head.step / head.num_steps), meter(head.step / head.num_steps, "Steps done"))) : null,
       stat("Training loss", of("loss", figure)), stat("Validation loss", of("val_loss", figure)), stat("Bits per byte", of("val_bits_per_byte", figure)),
       stat("Reward", of("reward", figure)), stat("Validation reward", of("val_reward", figure)),
-      stat("Tokens", of("num_tokens", short)), stat("Tokens/s", of("tokens_per_s", short)), stat("MFU", of("mfu", percent)),
+      stat(head.phase && head.phases.length > 1 ? `Tokens of ${head.phase}` : "Tokens", of("num_tokens", short)), stat("Tokens/s", of("tokens_per_s", short)), stat("MFU", of("mfu", percent)),
       stat("GPU in use", of("gpu_share", percent)), stat("GPU memory in use", of("gpu_memory_share", percent)),
       stat("Dollars", money_of(head)), stat("Rate", shown(head.is_billing ? head.rate_usd_per_hour : null, (n) => dollars(n) + "/h")),
       stat("Duration", of("duration_s", duration)), head.is_live ? stat("Left in this phase", of("eta_s", duration)) : null,
@@ -230,7 +230,7 @@ const one_run = {
     if (!report) { fill($("kept"), el("p", { class: "empty" }, "Loading.")); return; }
     const hashes = (each) => Object.entries(each.weights).map(([name, hash]) => el("div", { class: "hash" }, el("code", { title: hash }, hash.slice(0, 12)), el("span", { class: "muted" }, " " + name)));
     fill($("kept"), report.kept.length ? table("Checkpoints and models", ["Checkpoint", "Val. loss", "Size", "SHA-256", "Where"],
-      report.kept.map((each) => [el("span", {}, `${each.phase} step ${whole(each.step)} `, ...each.called.map((name) => el("span", { class: "badge" }, name)), each.problem && el("div", { class: "reason bad-text" }, each.problem)),
+      report.kept.map((each) => [el("span", {}, `${each.phase} step ${whole(each.step)} `, ...each.called.map((name) => el("span", { class: "badge" }, name)), each.problem && el("div", { class: "bad-text" }, each.problem)),
         shown(each.val_loss, figure), bytes(each.num_bytes), el("div", {}, ...hashes(each)), el("code", { class: "path" }, each.where)]), [1, 2])
       : el("p", { class: "empty" }, this.yet("None yet. A checkpoint appears once it is complete.", "None found.")));
     fill($("attempts"), report.attempts.length ? table("Receipt", ["Attempt", "Provider", "GPU", "Rate", "Dollars", "From", "Until", "Billing"],

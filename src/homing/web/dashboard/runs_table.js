@@ -12,7 +12,7 @@ const COLUMNS = [
   { ...NUMBER("val_loss", figure), label: "Val. loss", is_usual: true },
   { ...NUMBER("val_bits_per_byte", figure), label: "Bits/byte", is_usual: true },
   { ...NUMBER("reward", figure), label: "Reward" },
-  { ...NUMBER("num_tokens", short), label: "Tokens", is_usual: true },
+  { ...NUMBER("num_tokens", short), label: "Phase tokens", is_usual: true },
   { ...NUMBER("tokens_per_s", short), label: "Tokens/s", is_usual: true },
   { ...NUMBER("mfu", percent), label: "MFU" },
   { ...NUMBER("lr", rate), label: "Learning rate" },
@@ -25,6 +25,7 @@ const COLUMNS = [
   { key: "preset", label: "Preset", of: (run) => run.preset, show: (run) => run.preset || NONE },
   { key: "project", label: "Project", of: (run) => run.project, show: (run) => run.project || NONE },
 ];
+const MOST_COMPARED = 20;  // as in dashboard_app.py
 const NAME = { key: "name", label: "Run", of: (run) => run.name };
 
 const phase_of = (run) => {
@@ -164,9 +165,9 @@ const runs_table = {
     fill($("picks"), pick("state", "Filter by state", "All states", count((run) => [run.state])),
       pick("origin", "Filter by preset or project", "All presets and projects", count((run) => [...new Set([run.preset, run.project])])));
     const number = this.chosen.size, shown_runs = this.visible().length;
-    $("do-compare").disabled = number < 2;
+    $("do-compare").disabled = number < 2 || number > MOST_COMPARED;
     $("do-compare").textContent = number ? `Compare ${number} runs` : "Compare";
-    $("do-compare").title = number < 2 ? "Select two or more runs" : "";
+    $("do-compare").title = number < 2 ? "Select two or more runs" : number > MOST_COMPARED ? `Select at most ${MOST_COMPARED} runs` : "";
     $("clear").hidden = !number;
     const left_out = this.money?.num_left_out ? ` · ${this.money.num_left_out} older: homing runs --all` : "";
     $("count").textContent = (shown_runs === this.runs.length ? `${shown_runs} runs` : `${shown_runs} of ${this.runs.length} runs`) + left_out;
