@@ -398,6 +398,49 @@ def test_the_page_of_a_run_is_followed_once_for_all_readers_while_any_is_connect
         assert third is not first
 
 
+def test_the_points_of_a_long_run_are_thinned_also_if_each_is_a_validation(board: Board) -> None:
+    following = Following.__new__(Following)
+    following.feed, following._points, following._metrics = board._feed, [], []
+    num_renewals = 0
+    for first in range(0, 30_000, 1000):
+        edition = board._feed._sections["points"].edition if first else 1
+        fresh = [Metric(1.0 * n, "sft", n, 99_999, 64 * n, 2.0, val_loss=2.0) for n in range(first, first + 1000)]
+        following._add_points(fresh, [])
+        num_renewals += board._feed._sections["points"].edition != edition
+    points = board._feed.whole()["points"]
+    assert len(points) == len(following._metrics) <= 8000
+    assert points[0][1] == 0
+    assert points[-1][1] > 29_900, "the newest ones are shown"
+    assert num_renewals < 10, "readers get all points again only now and then"
+
+
+def test_all_validations_of_a_long_run_are_kept_if_there_are_few(board: Board) -> None:
+    following = Following.__new__(Following)
+    following.feed, following._points, following._metrics = board._feed, [], []
+    for first in range(0, 30_000, 1000):
+        fresh = [
+            Metric(1.0 * n, "sft", n, 99_999, 64 * n, 2.0, val_loss=2.0 if n % 100 == 1 else None)
+            for n in range(first, first + 1000)
+        ]
+        following._add_points(fresh, [])
+    assert sum(each.val_loss is not None for each in following._metrics) == 300
+    assert len(following._points) <= 8000
+
+
+def test_the_metrics_of_a_run_that_is_trained_here_are_read_again_only_if_they_have_grown(
+    board: Board, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = train_here(home.path)
+    (folder / file_names.RUN).unlink(missing_ok=True)  # it is not written yet
+    read: list[str] = []
+    newest = dashboard_board.newest_metrics
+    monkeypatch.setattr(dashboard_board, "newest_metrics", lambda store, key: read.append(key) or newest(store, key))
+    for _ in range(3):
+        board._tick()
+    assert len(read) == 1
+    assert sections(board)["runs"][0]["loss"] is not None
+
+
 def test_a_trainer_that_goes_back_takes_its_points_with_it(board: Board, home: Home) -> None:
     folder = train_here(home.path)
     following = Following.__new__(Following)

@@ -351,8 +351,10 @@ class Board:
 
     def _row_here(self, run: Trained, now: float) -> dict[str, Any]:
         known = self._locals.get(run.run)
-        if known is None or known.about.run is None:
+        if known is None:
             known = self._locals[run.run] = _Local(read_about(self._home, run.run))
+        elif known.about.run is None:  # run.json is not written yet
+            known.about = read_about(self._home, run.run)
         path = self._home.run_dir(run.run) / file_names.METRICS
         size = self._world.size(path) if self._world.exists(path) else 0
         if size != known.size:

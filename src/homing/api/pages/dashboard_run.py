@@ -189,6 +189,8 @@ class Following:
         self._metrics += metrics
         if len(self._points) > _MOST_POINTS:
             kept = [at for at, each in enumerate(self._metrics) if at % 2 == 0 or each.val_loss is not None]
+            if len(kept) > 3 * _MOST_POINTS // 4:  # so many validations that they are thinned too
+                kept = list(range(0, len(self._metrics), -(-len(self._metrics) // (_MOST_POINTS // 2))))
             self._points, self._metrics = [self._points[at] for at in kept], [self._metrics[at] for at in kept]
             self.feed.renew("points", self._points)
         else:
