@@ -150,7 +150,8 @@ class Page:
             try:
                 return bool(self.js(f"Boolean({expression})"))
             except Broken as broken:
-                if "context was destroyed" in str(broken):  # the page is being replaced by the next one
+                # The page is being replaced by the next one, or an element is not there yet.
+                if "context was destroyed" in str(broken) or "Cannot read properties of null" in str(broken):
                     return False
                 raise
 

@@ -36,6 +36,8 @@ def test_it_waits_for_what_comes_and_not_for_ever(browser: Browser) -> None:
         page.until("window.done")
         with pytest.raises(Broken, match=r"not true that window\.never"):
             page.until("window.never", timeout_s=0.1)
+        page.js("void setTimeout(() => { document.body.innerHTML = '<p id=late>here</p>'; }, 50)")
+        page.until("document.querySelector('#late').textContent === 'here'")  # there is no such element at first
         with pytest.raises(Broken, match="nothing_of_that_name"):
             page.js("nothing_of_that_name")
 
