@@ -289,6 +289,7 @@ def test_a_full_context_is_announced_and_a_new_conversation_begins(
         assert re.search(
             r"The prompt has .* must fit in the context of 256 tokens\. Start a new conv", shown(page, ".end")[2]
         )
+        assert page.text("#meter-text") == "256 of 256 tokens", "the error does not empty the meter"
         press_button(page, "New conversation with this message")
         assert shown(page, ".turn") == []
         assert page.js("document.querySelector('#text').value") == "three"

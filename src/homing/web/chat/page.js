@@ -249,9 +249,11 @@ function show_welcome(is_shown) {
   $("examples").replaceChildren(...EXAMPLES[conversation.mode].map((text) => el("button", { type: "button", class: "example", onclick: () => send(text) }, el("span", {}, text.split("\n")[0]), icon("forward"))));
 }
 
-// Of two models that are compared, the one whose context is fuller counts.
+// Of two models that are compared, the one whose context is fuller counts. An answer that failed or was stopped has no
+// counts, so those of the newest answer before it are shown.
 function context_use() {
-  const uses = (conversation.turns.at(-1)?.answers || []).map((each) => {
+  const counted = conversation.turns.findLast((turn) => turn.answers?.some((each) => each.stats?.used));
+  const uses = (counted?.answers || []).map((each) => {
     const { context } = models.find((one) => one.id === each.model) || model;
     return { used: each.stats?.used || 0, context, share: Math.min(1, (each.stats?.used || 0) / context) };
   });
