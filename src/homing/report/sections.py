@@ -148,7 +148,9 @@ def _trained(report: Report) -> Iterator[Block]:
     if any(text for _, text in chosen):
         yield Table(("phase", "chosen on the instance"), [row for row in chosen if row[1]])
     if report.run_file:
-        yield Words("The run file says what differs from the defaults; all other settings are defaults.")
+        yield Words(
+            "The run file as it was written, without --set options. The tables above show the settings that were used."
+        )
         yield Verbatim("Run file", report.run_file.strip()[:_MOST_RUN_FILE])
 
 
