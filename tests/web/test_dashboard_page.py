@@ -200,6 +200,14 @@ def test_the_pointer_and_the_keys_read_the_values_of_all_runs(page: Page) -> Non
     assert float(rows[0][4]) <= float(rows[0][3]) < float(rows[0][2]), "lowest, last, first"
 
 
+def test_runs_with_the_same_name_are_all_compared_by_their_ids(page: Page) -> None:
+    go(page, f"compare={RESUMED},{DONE}")
+    page.until("[...comparison.runs.values()].every((each) => each.head)")
+    named = f"{{...comparison.runs.get('{DONE}').head, name: 'goethe-swift'}}"
+    page.js(f"comparison.take({{run: '{DONE}', section: 'head', value: {named}}}); 0")
+    assert page.js("[...comparison.runs.values()].map((each) => each.name)") == [RESUMED, DONE]
+
+
 def test_a_comparison_shows_which_settings_differ(page: Page) -> None:
     go(page, f"compare={RESUMED},{DONE},{DIVERGED}")
     page.until("document.querySelector('#differences tbody')")
@@ -212,6 +220,7 @@ def test_a_comparison_shows_which_settings_differ(page: Page) -> None:
     assert found["model.family"] == ["swift", "stock", "stock"]
     assert found["phases.1.kind"] == ["sft", "sft", UNKNOWN], "a phase that a run does not have is one difference"
     assert "seed" not in found
+    assert "run_file_sha256" not in found, "a hash is no setting"
     assert "phases.1.num_steps" not in found
     page.playwright.get_by_label("Only what differs").uncheck()
     page.until(f"{keys}.length > 100")
@@ -236,7 +245,17 @@ def test_one_run_has_charts_with_marks_and_then_its_commands(page: Page) -> None
         "GPU memory",
         "Dollars",
     ]
-    assert page.text(".chart .now").startswith("training 1.")
+    assert page.text(".chart .now").strip().startswith("training 1.")
+    assert page.js("document.querySelectorAll('.chart .now')[0].querySelectorAll('.swatch').length") == 2, "a legend"
+    assert page.js("[0, 3e-5, 0.0011, 0.02, 10].map(rate)") == ["0", "3.0e-5", "0.0011", "0.02", "10"]
+    assert page.js("[0, 0.005, 0.01, 0.015, 0.5, 12.5].map(dollar_tick)") == [
+        "$0.00",
+        "$0.005",
+        "$0.01",
+        "$0.015",
+        "$0.50",
+        "$12.50",
+    ]
     page.until("one_run.marks('step').length === 4")
     assert [each["name"] for each in page.js("one_run.marks('step')")] == ["pretrain", "sft", "preempted", "restart"]
     assert page.js("one_run.marks('step')[1].x") == 1202, "steps continue where the phase before ended"
@@ -323,6 +342,8 @@ def test_no_page_has_a_serious_accessibility_problem_or_is_wider_than_a_phone(pa
         page.look(390, 844, is_phone=True, is_dark=is_dark)
         assert page.overflow_px() <= 0, address
         assert page.js("document.querySelector('.topbar').offsetHeight") < 80, "the bar at the top is one line"
+    go(page, "")
+    assert page.playwright.locator(".runs .name .id").first.is_visible(), "it tells runs of the same name apart"
     assert found == []
 
 

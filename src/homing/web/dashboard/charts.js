@@ -13,7 +13,7 @@ const CHARTS = [
   { key: "tokens_per_s", title: "Tokens per second", unit: "", of: ["tokens_per_s"], show: short, is_from_zero: true },
   { key: "mfu", title: "MFU", unit: "model FLOP/s utilization", of: ["mfu"], show: percent, is_from_zero: true },
   { key: "memory_bytes", title: "GPU memory", unit: "peak of the trainer", of: ["memory_bytes"], show: bytes, is_from_zero: true, is_exact: true },
-  { key: "spend_usd", title: "Dollars", unit: "spent", of: ["spend_usd"], show: dollars, is_from_zero: true, is_exact: true },
+  { key: "spend_usd", title: "Dollars", unit: "spent", of: ["spend_usd"], show: dollars, tick: dollar_tick, is_from_zero: true, is_exact: true },
 ];
 // Training and validation share an axis where only one run is shown.
 const LOSSES = { key: "losses", title: "Loss", unit: "nats per token", of: ["loss", "val_loss"], show: figure, is_wide: true };
@@ -22,7 +22,7 @@ const AXES = {
   step: { name: "Step", show: (n) => short(n), tell: (n) => "step " + whole(Math.round(n)) },
   tokens: { name: "Tokens", show: short, tell: (n) => short(n) + " tokens" },
   time: { name: "Time", show: duration, tell: (n) => duration(n) + " after the start" },
-  usd: { name: "Dollars", show: dollars, tell: (n) => dollars(n) },
+  usd: { name: "Dollars", show: dollar_tick, tell: (n) => dollars(n) },
 };
 const NUM_COLORS = 8;
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -178,7 +178,7 @@ class Chart {
   }
 
   _options() {
-    const { x, is_log } = this.host.view, show = this.spec.show;
+    const { x, is_log } = this.host.view, tick = this.spec.tick || (this.spec.show === figure ? plain : this.spec.show);
     const axis = { stroke: css("--muted"), grid: { stroke: css("--grid"), width: 1 }, ticks: { show: false }, font: `12px ${css("--sans")}` };
     const lines = this.series.flatMap((each) => {
       const color = ink(each.color);
@@ -193,7 +193,7 @@ class Chart {
       series: [{}, ...lines],
       axes: [
         { ...axis, size: 30, values: (u, ticks) => ticks.map((n) => x === "step" && !Number.isInteger(n) ? "" : AXES[x].show(n)) },
-        { ...axis, size: 58, values: (u, ticks) => ticks.map((n) => n === null ? "" : show === figure ? plain(n) : show(n)) },
+        { ...axis, size: 58, values: (u, ticks) => ticks.map((n) => n === null ? "" : tick(n)) },
       ],
       hooks: { setCursor: [(u) => this._point_at(u)], draw: [(u) => this._draw_marks(u)] },
     };
@@ -271,10 +271,11 @@ class Chart {
   _tell() {
     const last = this.series.filter((each) => each.ys.length).map((each) => `${each.label} ${this.spec.show(each.ys[each.ys.length - 1])}`);
     const is_one = this.host.lines().length === 1;
-    this.now.textContent = is_one ? this.series.filter((each) => each.ys.length).map((each) => {
+    fill(this.now, ...(is_one ? this.series.filter((each) => each.ys.length).flatMap((each, number) => {
       const text = this.spec.show(each.ys[each.ys.length - 1]);
-      return this.spec.of.length > 1 ? `${NAMES[each.name]} ${text}` : text;
-    }).join("  ·  ") : "";
+      if (this.spec.of.length === 1) return [text];
+      return [number ? "  ·  " : "", el("span", { class: `swatch s${each.color % NUM_COLORS}` }), `${NAMES[each.name]} ${text}`];
+    }) : []));
     this.box.setAttribute("aria-label", `${this.spec.title}. Last: ${last.join("; ")}. The arrow keys read the values.`);
     this._fill_table();
   }

@@ -27,7 +27,7 @@ function flatten(value, path = "", found = new Map()) {
 
 // Where the values came from and what only names the run are not settings.
 const settings_of = (config) => {
-  const { origin, schema, id, name, store, ...settings } = config || {};
+  const { origin, schema, id, name, store, run_file_sha256, ...settings } = config || {};
   return flatten(settings);
 };
 
@@ -103,8 +103,10 @@ const comparison = {
     if (!own) return;
     if (part.section === "head") {
       own.head = part.value;
-      const is_twice = [...this.runs.values()].filter((each) => each.head?.name === part.value.name).length > 1;
-      own.name = is_twice ? part.value.run : part.value.name;
+      const known = [...this.runs.values()].filter((each) => each.head);
+      for (const { head, run } of known) {  // a later head may share the name of an earlier one: then both show their ids
+        this.runs.get(run).name = known.filter((each) => each.head.name === head.name).length > 1 ? run : head.name;
+      }
     } else if (part.section === "config") own.config = part.value;
     else if (part.section === "point_columns") own.curve.columns = part.value;
     else if (part.section === "points") own.curve.add(part.items, part.is_new);

@@ -15,7 +15,9 @@ const dollars = (n) => "$" + (n >= 1 || n === 0 ? n.toFixed(2) : n.toFixed(n >= 
 const percent = (n) => plain(n * 100) + "%";
 const bytes = (n) => n === 0 ? "0" : n >= 1e9 ? plain(n / 1e9) + " GB" : plain(n / 1e6) + " MB";
 const whole = (n) => n.toLocaleString("en");
-const rate = (n) => n === 0 ? "0" : n.toExponential(1).replace("e+0", "");
+// For an axis: neighboring ticks differ by less than a cent where little was spent.
+const dollar_tick = (n) => "$" + ((plain(n).split(".")[1] || "").length > 2 ? plain(n) : n.toFixed(2));
+const rate = (n) => n === 0 || Math.abs(n) >= 1e-4 ? plain(n) : n.toExponential(1);
 const duration = (s) => {
   const units = [[86400, "d", 3600, "h"], [3600, "h", 60, "m"], [60, "m", 1, "s"]];
   const found = units.find(([size]) => s >= size);
