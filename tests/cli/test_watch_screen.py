@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.live import Live
 from tests.cli.live_run import finish, rented, training_here
 from tests.cli.pseudo_terminal import Emulator
 from tests.cloud.many_records import FakeCloudServer
 
+from homing.cli import watch_screen
 from homing.cli.loss_sparkline import Curve
 from homing.cli.watch_screen import WatchScreen
 from homing.cloud.home import Home
@@ -241,6 +243,20 @@ def test_the_terminal_is_restored_after_ctrl_c_and_after_an_error(homing_home: P
     else:
         assert code == 1
         assert "RuntimeError: broken" in left.decode()
+
+
+def test_ctrl_c_during_the_first_drawing_restores_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+
+    def interrupted(live: Live) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch_screen._Terminal, "write", lambda _, text: written.append(text) or len(text))
+    monkeypatch.setattr(Live, "refresh", interrupted)
+    with pytest.raises(KeyboardInterrupt), watch_screen.on_screen(WatchScreen("moss", "moss")):
+        pass
+    assert TO_OTHER_SCREEN.decode() in "".join(written)
+    assert "".join(written).rstrip().endswith(TO_MAIN_SCREEN.decode())
 
 
 def test_while_it_is_suspended_the_shell_has_the_terminal_back(homing_home: Path, tmp_path: Path) -> None:

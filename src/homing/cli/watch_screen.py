@@ -340,8 +340,13 @@ def on_screen(screen: WatchScreen) -> Iterator[None]:
         screen, console=console, screen=True, refresh_per_second=_REFRESHES_PER_S,
         redirect_stdout=False, redirect_stderr=False,
     )  # fmt: skip
-    with live, _following_window(live):
-        yield
+    # `with live` would not restore the terminal if Ctrl-C arrived during the first drawing.
+    with _following_window(live):
+        try:
+            live.start(refresh=True)
+            yield
+        finally:
+            live.stop()
 
 
 @contextlib.contextmanager
@@ -352,15 +357,19 @@ def _following_window(live: Live) -> Iterator[None]:
         return
 
     def redraw(number: int, frame: object) -> None:
+        if not live.is_started:
+            return
         live.console.clear()  # what was drawn for the old size may have been wrapped
         live.refresh()
 
     def suspend(number: int, frame: object) -> None:
+        is_drawn = live.is_started
         live.stop()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)  # returns once the shell continues the process
         signal.signal(signal.SIGTSTP, suspend)
-        live.start(refresh=True)
+        if is_drawn:
+            live.start(refresh=True)
 
     handlers = {signal.SIGTSTP: suspend, signal.SIGWINCH: redraw}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
