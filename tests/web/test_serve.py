@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.web.dashboard_rig import until
 from tests.web.rig import CONTEXT, TOKEN, Script, make_model, served
 
 from homing.lm.data.chat import template as templates
@@ -438,6 +439,22 @@ def test_who_hangs_up_without_a_stream_is_noticed_too(chat: httpx.Client, script
         assert script.begun.acquire(timeout=60)
     assert script.closed.acquire(timeout=60)
     assert script.num_made == 1
+
+
+def test_tokens_for_a_client_that_disconnects_are_counted(chat: httpx.Client, script: Script) -> None:
+    script.says = "x" * 200
+    script.hold()
+    with asked_of(chat):
+        assert script.begun.acquire(timeout=60)
+        script.step(3)
+        until(lambda: script.num_made == 3)
+    assert script.closed.acquire(timeout=60)
+
+    def counted() -> float:
+        lines = chat.get("/metrics").text.splitlines()
+        return float(next(line for line in lines if line.startswith("homing_generated_tokens_total")).split()[-1])
+
+    until(lambda: counted() >= 2)
 
 
 def test_one_text_at_a_time_and_a_full_queue_says_so(

@@ -289,6 +289,10 @@ class _Routes:
             response = _Stream(generation, answer) if wanted.is_stream else await _whole(request, generation, answer)
         except TimedOut:
             raise _timed_out() from None
+        except Exception:  # such as a client that disconnected: what was generated for it counts too
+            if generation.num_tokens:
+                self._finished(generation, started, session.name)
+            raise
         response.background = BackgroundTask(self._finished, generation, started, session.name)
         return response
 
