@@ -60,7 +60,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def hosts_for(host: str) -> list[str]:
-    """Return the host names to accept; `*` accepts any name, if `host` is the unspecified address (0.0.0.0 or ::)."""
+    """Return the host names to accept. For the unspecified address (0.0.0.0 or ::), it is `*`: any name."""
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(host).is_unspecified:
             return ["*"]

@@ -1,14 +1,16 @@
 """Compares the ledger with all resources that carry our mark at any provider, for the report of `homing reconcile`.
 
-    instances   known | reopened (closed too early) | forgotten (no known run) | waiting (not shown yet)
-                absent (closed now, with its receipt) | unborn (a launch that died before its create call)
+    instances   known | reopened (the ledger had closed it too early) | forgotten (it belongs to no known run)
+                waiting (the provider does not list it yet) | absent (it is gone, so its ledger line is closed)
+                unborn (the launch died before it asked the provider for an instance)
     resources   in use (its instance lives) | kept (on request, with its rate) | left over (no live instance uses it)
 
-A survey changes nothing but the ledger. It lists only our own resources, and reports providers that cannot be queried.
+The comparison changes nothing but the ledger. It lists only our own resources, and reports providers that cannot be
+queried.
 
 `check_lost` finds out whether an instance of a run may be billing although it is not in the ledger:
 
-    the ledger has lines, and nothing else shows the run     it was never launched from here
+    the ledger has lines, and there is no other trace of it  it was never launched from here
     it has a local folder, or a record in the store          look for its instance at its provider
     the ledger is empty                                      look for our instances at every configured provider
 

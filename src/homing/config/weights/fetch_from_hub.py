@@ -277,8 +277,8 @@ def init_folder(typed: str) -> Path:
     found = _ADDRESS.fullmatch(typed)
     if found is None:
         raise DataError(
-            what=f"{typed} is not a checkpoint on the Hub.",
-            why="Use hf:OWNER/REPO/path, where path is the folder of the checkpoint.",
+            what=f"{typed} is not the address of a checkpoint on the Hub.",
+            why="Such an address has the form hf:OWNER/REPO/path, where path is the folder of the checkpoint.",
             fix="Set init_from: hf:me/moss/models/moss   or, at a commit: hf:me/moss@COMMIT/models/moss",
         )
     listing = list_repository(found["repo"], found["revision"] or "")

@@ -229,7 +229,7 @@ class BatchGenerator:
             budget -= self._read(row, budget)
 
     def _make_room(self) -> bool:
-        """Return True if one more text can be seated, with more rows if needed; False if it has to wait."""
+        """Return True if there is a row for one more text, after adding rows if needed; False if it has to wait."""
         wanted = min(_bucket(self.num_active + 1), self.max_rows)
         if self.num_active >= self.max_rows:
             return False

@@ -35,8 +35,8 @@ _DOUBT = 1.25  # safety factor for the duration of the work after the last step,
 # Seconds added to the duration of the work after the last step, to allow for a slow disk and for deleting old
 # checkpoints. They must exceed the reserve of `ControlRequests.stop`, which would otherwise cut the landing short.
 _SPARE_S = 3.0
-# Safety factor for the step time, used until the decay begins. With it, training is less likely to have to end even
-# earlier once the decay has begun, which would make the decay steeper.
+# Safety factor for the step time, used until the decay begins. If steps turn out slower than measured, the decay, once
+# begun, would have to be shortened and would become steeper. This factor makes that less likely.
 _STEP_DOUBT = 1.03
 # Evaluation time per token as a share of training time per token, as assumed for deadlines: evaluation has no backward
 # pass, but its batches are smaller.

@@ -158,7 +158,7 @@ class Things:
         timeout_s = min(_ATTACH_S, within_s)
         late = StartTimeout(
             what=f"The volume {volume_id} could not be attached to {instance_id} within {timeout_s:.0f} s.",
-            fix="List the volume: homing reconcile   Then launch again.",
+            fix="See whether an old instance still holds the volume: homing reconcile   Then launch again.",
         )
         if not wait_until(is_attached, timeout_s=timeout_s, every_s=_LOOK_S, world=self._world, by=by):
             late.why = f"Last seen: {problem}."
