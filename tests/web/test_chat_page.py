@@ -88,6 +88,21 @@ def test_it_talks_in_turns_and_takes_the_token_from_the_address(
     assert [script.asked[0][name] for name in ("temperature", "num_tokens")] == [0.8, 200]
 
 
+BLOCKED = """for (const name of ["localStorage", "sessionStorage"])
+  Object.defineProperty(window, name, { get() { throw new DOMException("blocked", "SecurityError"); } });"""
+
+
+@pytest.mark.machine
+def test_it_works_in_a_browser_that_blocks_storage(browser: Browser, chat: httpx.Client, script: Script) -> None:
+    script.says = "Good morning."
+    with opened(browser, chat) as page:
+        page.playwright.add_init_script(BLOCKED)
+        page.goto(f"{chat.base_url}?blocked#token={TOKEN}")
+        page.until("document.title !== 'homing' && !document.querySelector('#app').hidden")
+        ask(page, "hello")
+        assert shown(page, ".said") == ["Good morning."]
+
+
 @pytest.mark.machine
 def test_words_are_seen_as_they_come_and_a_stop_ends_them(browser: Browser, chat: httpx.Client, script: Script) -> None:
     script.says = "abcdefgh" * 20

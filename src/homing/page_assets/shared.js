@@ -15,14 +15,33 @@ function el(tag, properties = {}, ...children) {
   return made;
 }
 
+// A browser can block the storage of a page. The page then works, but forgets everything when it is closed.
+class MemoryStorage {
+  getItem(key) { return this[key] ?? null; }
+  setItem(key, text) { this[key] = String(text); }
+  removeItem(key) { delete this[key]; }
+}
+
+function usable_storage(name) {
+  try {
+    window[name].getItem("homing");
+    return window[name];
+  } catch {
+    return new MemoryStorage();
+  }
+}
+
+const browser_storage = usable_storage("localStorage");
+const tab_storage = usable_storage("sessionStorage");
+
 // The token is in the part of the address after #, which browsers do not send. Keep it for this tab only, and remove it
 // from the address and the history at once.
 function take_token(key) {
   if (location.hash.startsWith("#token=")) {
-    sessionStorage.setItem(key, location.hash.slice("#token=".length));
+    tab_storage.setItem(key, location.hash.slice("#token=".length));
     history.replaceState(null, "", location.pathname);
   }
-  return sessionStorage.getItem(key) || "";
+  return tab_storage.getItem(key) || "";
 }
 
 // -- color theme: the system's, or the one chosen on the page --
@@ -53,12 +72,12 @@ function theme_button(button, changed = () => {}) {
 // Use "light" or "dark" from now on, or what the system prefers ("").
 function choose_theme(theme) {
   set_theme(theme);
-  if (theme) localStorage.setItem("homing-theme", theme);
-  else localStorage.removeItem("homing-theme");
+  if (theme) browser_storage.setItem("homing-theme", theme);
+  else browser_storage.removeItem("homing-theme");
   document.dispatchEvent(new Event("homing-theme"));
 }
 
-set_theme(localStorage.getItem("homing-theme"));  // before the first paint, so that the page does not flash
+set_theme(browser_storage.getItem("homing-theme"));  // before the first paint, so that the page does not flash
 
 // -- copying --
 

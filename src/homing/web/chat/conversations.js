@@ -1,5 +1,5 @@
 "use strict";
-// Conversations in this browser. Each has a key of its own in localStorage, so that two tabs do not overwrite each other.
+// Conversations in this browser. Each has its own key in localStorage, so that two tabs do not overwrite each other.
 //
 //   { id, title, is_named, mode: "chat" | "completion", system, created, updated, turns: [{ asked, answers }] }
 //   answers: [{ model, said, end, is_failed, code, stats }], one per model that was asked
@@ -15,14 +15,14 @@ function new_conversation(mode) {
   return { id: crypto.getRandomValues(new Uint32Array(2)).join("-"), title: "", is_named: false, mode, system: "", created: now, updated: now, turns: [] };
 }
 
-const stored_keys = () => Object.keys(localStorage).filter((key) => key.startsWith(CONVERSATION_KEY));
+const stored_keys = () => Object.keys(browser_storage).filter((key) => key.startsWith(CONVERSATION_KEY));
 
 // All conversations, the newest first.
 function list_conversations() {
   const found = [];
   for (const key of stored_keys()) {
     try {
-      const one = JSON.parse(localStorage.getItem(key));
+      const one = JSON.parse(browser_storage.getItem(key));
       if (Array.isArray(one.turns)) found.push(one);
     } catch { /* not written by this page */ }
   }
@@ -33,10 +33,10 @@ function list_conversations() {
 function keep_conversation(one) {
   if (!one.turns.length && !one.system) return "";
   const key = CONVERSATION_KEY + one.id, text = JSON.stringify(one);
-  const others = stored_keys().reduce((sum, name) => sum + (name === key ? 0 : localStorage.getItem(name).length), 0);
+  const others = stored_keys().reduce((sum, name) => sum + (name === key ? 0 : browser_storage.getItem(name).length), 0);
   try {
     if (others + text.length > MOST_CHARACTERS) throw new RangeError("too much");
-    localStorage.setItem(key, text);
+    browser_storage.setItem(key, text);
     return "";
   } catch {
     return "The storage for conversations in this browser is full, so the newest messages are not kept. Export old conversations and delete them.";
@@ -44,7 +44,7 @@ function keep_conversation(one) {
 }
 
 function forget_conversation(id) {
-  localStorage.removeItem(CONVERSATION_KEY + id);
+  browser_storage.removeItem(CONVERSATION_KEY + id);
 }
 
 function title_of(text) {

@@ -28,9 +28,9 @@ async function connect() {
   $("login").hidden = true;
   $("app").hidden = false;
   const is_first = !conversation;
-  model = models.find((each) => each.id === (model?.id || sessionStorage.getItem(MODEL_KEY))) || models[0];
-  if (is_first) $("text").value = sessionStorage.getItem(DRAFT_KEY) || "";
-  if (!running) open_conversation(conversation || stored(sessionStorage.getItem(CURRENT_KEY)) || new_conversation(model.mode));
+  model = models.find((each) => each.id === (model?.id || tab_storage.getItem(MODEL_KEY))) || models[0];
+  if (is_first) $("text").value = tab_storage.getItem(DRAFT_KEY) || "";
+  if (!running) open_conversation(conversation || stored(tab_storage.getItem(CURRENT_KEY)) || new_conversation(model.mode));
   show_list();
   focus_box();
 }
@@ -79,7 +79,7 @@ function show_models() {
 
 function choose_model(id) {
   model = models.find((each) => each.id === id);
-  sessionStorage.setItem(MODEL_KEY, id);
+  tab_storage.setItem(MODEL_KEY, id);
   const fits = is_chat() === (model.mode === "chat") || (conversation.turns.length && fitting().includes(model));
   if (fits) open_conversation(conversation);
   else open_conversation(new_conversation(model.mode));
@@ -91,7 +91,7 @@ function open_conversation(one) {
   running?.abort();
   conversation = one;
   if (!fitting().includes(model) && fitting().length) model = fitting()[0];
-  sessionStorage.setItem(CURRENT_KEY, one.id);
+  tab_storage.setItem(CURRENT_KEY, one.id);
   thread.show(one);
   show_models();
   show_state();
@@ -264,7 +264,7 @@ function show_meter() {
   const { used, context, share } = context_use();
   $("meter").hidden = false;
   $("meter-text").textContent = used ? `${in_digits(used)} of ${in_digits(context)} tokens` : `context ${in_digits(context)} tokens`;
-  $("meter").title = "Tokens of the conversation, of those that the model can read at once";
+  $("meter").title = "How much of the model's context this conversation uses";
   $("meter-bar").style.width = 100 * share + "%";
   $("meter").classList.toggle("is-full", share >= NEARLY_FULL);
   show_notice();
@@ -304,7 +304,7 @@ function show_latest() {
 
 function box_changed() {
   grow($("text"));
-  sessionStorage.setItem(DRAFT_KEY, $("text").value);
+  tab_storage.setItem(DRAFT_KEY, $("text").value);
   $("send").disabled = !$("text").value.trim() || !fitting().length;
 }
 

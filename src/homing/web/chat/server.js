@@ -25,7 +25,7 @@ async function fetch_models() {
 }
 
 function use_token(text) {
-  sessionStorage.setItem(TOKEN_KEY, text);
+  tab_storage.setItem(TOKEN_KEY, text);
 }
 
 async function request(path, options = {}) {

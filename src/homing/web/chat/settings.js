@@ -36,7 +36,7 @@ const read_stops = (text) => text.split("\n").filter(Boolean).map((line) => line
 
 class Settings {
   constructor(container) {
-    this.texts = JSON.parse(localStorage.getItem(SETTINGS_KEY) || "{}");
+    this.texts = JSON.parse(browser_storage.getItem(SETTINGS_KEY) || "{}");
     this.inputs = new Map();
     for (const field of [...FIELDS, STOP]) container.append(this.row(field));
   }
@@ -61,7 +61,7 @@ class Settings {
     if (problem) return;
     if (input.value.trim()) this.texts[field.name] = input.value;
     else delete this.texts[field.name];
-    localStorage.setItem(SETTINGS_KEY, JSON.stringify(this.texts));
+    browser_storage.setItem(SETTINGS_KEY, JSON.stringify(this.texts));
   }
 
   // Show in each empty field what the server uses.

@@ -2,7 +2,7 @@
 // How numbers, states, commands and tables are shown. A value that is unknown is shown as a dash.
 
 const NONE = "–";
-const SETTINGS = "homing-dashboard-";  // prefix of the keys in localStorage
+const SETTINGS = "homing-dashboard-";  // prefix of the keys in browser_storage
 
 const plain = (n) => String(Number(n.toPrecision(3)));
 const short = (n) => {
@@ -31,13 +31,13 @@ const shown = (value, format) => is_known(value) ? format(value) : NONE;
 
 function stored(name, fallback) {
   try {
-    return JSON.parse(localStorage.getItem(SETTINGS + name)) ?? fallback;
+    return JSON.parse(browser_storage.getItem(SETTINGS + name)) ?? fallback;
   } catch {  // written by something else
     return fallback;
   }
 }
 
-const store = (name, value) => localStorage.setItem(SETTINGS + name, JSON.stringify(value));
+const store = (name, value) => browser_storage.setItem(SETTINGS + name, JSON.stringify(value));
 
 // Like replaceChildren, but keeps unchanged nodes, so that clicks, focus and selection survive. Event listeners on
 // these nodes must therefore read what they need from their element.

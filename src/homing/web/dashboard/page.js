@@ -82,7 +82,7 @@ function ask_token(refusal) {
 
 $("login").addEventListener("submit", (event) => {
   event.preventDefault();
-  sessionStorage.setItem(TOKEN, $("token").value.trim());
+  tab_storage.setItem(TOKEN, $("token").value.trim());
   open();
 });
 
