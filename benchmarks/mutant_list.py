@@ -461,7 +461,7 @@ MUTANTS = [
         "src/homing/cloud/reconcile/reconcile.py",
         "        is_cut = outcome.is_preempted or found.is_unasked\n",
         "        is_cut = outcome.is_preempted\n",
-        ("tests/cloud/reconcile/test_reconcile.py",),
+        ("tests/sim/test_interruptions.py::test_the_guard_launches_such_a_run_again",),
     ),
     # --- what a stranger's file or prompt may take ---
     Mutant(
