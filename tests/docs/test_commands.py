@@ -37,7 +37,9 @@ def commands(page: Path) -> list[str]:
 
 def is_about_the_checkout(line: str) -> bool:
     """`make`, `git clone`, `pip install`, `.venv/bin/...`: set-up lines, checked against the tree instead."""
-    return line.split()[0] in ("make", "git", "pip") or line.startswith((".venv/bin/", "python3 -m venv", "cd homing "))
+    return line.split()[0] in ("make", "git", "pip") or line.startswith(
+        (".venv/bin/", "python3 -m venv", "source .venv/", "cd homing ")
+    )
 
 
 def shortened(line: str) -> str:

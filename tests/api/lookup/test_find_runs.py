@@ -64,7 +64,6 @@ def test_a_run_of_another_folder_is_not_brought_here_under_the_name_of_this_fold
         ("fetch", "moss"),
         ("stop", "moss"),
         ("limit", "moss", "--spend", "3"),
-        ("fetch",),
         ("destroy", "moss", "--yes"),
     ):
         refused = cli(*argv)
@@ -74,6 +73,10 @@ def test_a_run_of_another_folder_is_not_brought_here_under_the_name_of_this_fold
             f"homing {argv[0]} {reference}{' --spend 3' * (argv[0] == 'limit')}   "
             "For the run file in this folder: homing plan moss" in refused.err
         )
+    unnamed = cli("fetch")
+    assert unnamed.code == 2
+    assert "No run was started in this folder." in unnamed.err
+    assert f"Use its id: {reference}" in unnamed.err
     assert not Path("models").exists()
     assert f"use its id: homing fetch {reference}" in cli("chat", "moss").err
     again = cli("launch", "moss", "--resume", "--spend-limit", "1", "--yes")
