@@ -350,7 +350,7 @@ MUTANTS = [
     # --- what others send: figures, files, code ---
     Mutant(
         "absurd-figures-believed",
-        "src/homing/wire/figures.py",
+        "src/homing/wire/codec.py",
         "    if not number.is_finite() or not least <= number <= most:\n",
         "    if number.is_nan():\n",
         ("tests/cloud/providers/fake/test_provider.py",),

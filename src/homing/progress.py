@@ -4,7 +4,7 @@
     finished()                         say that the work is over, so that a bar disappears
     listening(listener)                let `listener` receive the reports inside a `with` block
 
-Without a listener the reports are dropped. The command line listens, and draws bars (`homing.cli.progress_bars`).
+Without a listener the reports are dropped. The command line listens, and draws bars (`homing.cli.run_verb`).
 """
 
 from __future__ import annotations

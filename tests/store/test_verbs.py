@@ -66,7 +66,7 @@ def test_an_object_is_checked_by_its_name(cli: Homing, hub: Hub, tmp_path: Path)
 
 @pytest.mark.acceptance(39)
 def test_progress_of_a_transfer_is_reported(cli: Homing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("homing.cli.progress_bars._LINE_S", -1.0)
+    monkeypatch.setattr("homing.cli.run_verb._LINE_S", -1.0)
     (tmp_path / "store").mkdir()
     (tmp_path / "note.txt").write_text("hello")
     said = cli("store", "put", str(tmp_path / "note.txt"), "n", "--store", f"file:{tmp_path}/store")

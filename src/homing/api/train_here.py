@@ -35,11 +35,10 @@ from homing.api.data.stale_shards import refuse_stale
 from homing.api.extend_run import extending_sets, print_schedule, run_to_extend
 from homing.api.extras import need
 from homing.api.lookup.find_models import Chosen, choose_in_run
-from homing.api.lookup.local_runs import ENDING_S, STOP_REASON, hold, is_limit, store_here
+from homing.api.lookup.local_runs import ENDING_S, STOP_REASON, hold, is_limit
 from homing.api.tracking import begin, following
 from homing.cloud.home import Home
 from homing.cloud.ledger.mark import new_run_id
-from homing.cloud.plan.speed import remember_here
 from homing.config.estimate.memory import training_memory
 from homing.config.home_and_run_files import (
     PROJECT_NOTE,
@@ -157,8 +156,6 @@ def train_here(
         begin(follower, World())
     code, caught = _run_trainer(run_dir, f"{shlex.quote(name)}{as_typed(typed, is_smoke=smoke)}", out, err)
     outcome = _read_outcome(run_dir, code)
-    at_home = Home(home(), World())
-    remember_here(at_home, dataclasses.replace(loaded.run, id=run_dir.name), store_here(at_home))
     if smoke and outcome.state in ("done", "failed") and not caught:
         mark_smoke(loaded.file, is_passed=outcome.state == "done", figures={"run": run_dir.name})
     return ended_as(run_dir, outcome, f"homing train {typed_run}{again}", is_interrupted=caught != 0)

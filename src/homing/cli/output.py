@@ -4,7 +4,7 @@ emit(document)   the verb's result: one JSON document with a `schema` field unde
 emit_all(...)    the same, including the verb's final error; nothing else follows on stdout
 table(...)       the result as a table, for people
 say(text)        a message about progress or the next step; silent with -q
-before_output()  erase a progress bar (`progress_bars`) before anything is printed
+before_output()  erase a progress bar (`run_verb`) before anything is printed
 ask(question)    a yes-or-no question; raises an error if there is no terminal
 
 Names, logs, samples and errors come from stores, models and providers, so printed text is never trusted: it must not

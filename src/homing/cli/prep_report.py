@@ -39,7 +39,7 @@ _LONG_S = 600.0
 
 
 class Meter:
-    """Show progress on stderr: a bar on a terminal (`homing.cli.progress_bars`), otherwise an occasional line."""
+    """Show progress on stderr: a bar on a terminal (`homing.cli.run_verb`), otherwise an occasional line."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()

@@ -14,7 +14,7 @@ import datetime
 import re
 from decimal import Decimal
 
-from homing.wire.figures import MOST_USD, read_figure
+from homing.wire.codec import MOST_USD, read_figure
 
 __all__ = ["MOST_USD", "MOST_USD_PER_HOUR", "Figures", "read_figure", "read_moment", "read_port"]
 

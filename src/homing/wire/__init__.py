@@ -6,7 +6,6 @@ instance_file_names  the part of file_names that ships with the agent
 run_json             run.json, the resolved run
 boot_json            boot.json, the configuration of an instance
 boot_json_agent      the agent's part of boot.json, including how to end billing
-figures              numbers that another program wrote, checked where they are read
 guard_timing         when each guard acts before a limit
 control_files        control.json, request.json, heartbeat.json, use.json
 event_lines          events.jsonl, metrics.jsonl, outcome.json

@@ -2,7 +2,12 @@
 
 A writer checks every field against its annotation, so that a wrong type fails on the machine that wrote it. A reader
 ignores unknown keys and fills in defaults for missing ones, so that an older `homing` can read what a newer one wrote.
-It rejects only values that it cannot use, and the error names the path of the field."""
+It rejects only values that it cannot use, and the error names the path of the field.
+
+`read_figure` reads a number that another program wrote. JSON may contain NaN, Infinity and 1e308, and text such as
+"1e999999999" is a Decimal that no one can compute with. The agent, the guards and the parsers of providers' answers use
+this one function where they read a figure. `load` does not: a request with an invalid amount must still be readable, so
+that the agent can report that it refused it."""
 
 from __future__ import annotations
 
@@ -11,9 +16,15 @@ import functools
 import json
 import math
 import typing
+from decimal import Decimal
 from typing import Any, Callable, Dict, List, Optional, Tuple, Type, TypeVar, Union
 
 T = TypeVar("T")
+# the highest plausible cost of one instance; the most expensive 8-GPU machine costs about a million dollars a year
+MOST_USD = Decimal(10**7)
+MOST_LIMIT_USD = Decimal(10**9)  # the highest spend limit that a person can set
+_LONGEST_TEXT = 100  # maximum number of characters in a plausible number
+_SMALLEST = Decimal("1e-12")
 
 
 class WireError(ValueError):
@@ -125,3 +136,22 @@ def _strip_optional(hint: Any) -> Any:
     args = typing.get_args(hint)
     assert len(args) == 2 or type(None) not in args, f"a wire field is one type, or one type and None: {hint!r}"
     return args[args[0] is type(None)] if type(None) in args else hint
+
+
+def read_figure(value: object, most: Union[Decimal, int], *, least: Union[Decimal, int] = 0) -> Optional[Decimal]:
+    """Return `value` as a number from `least` to `most`, or None if it is not a finite number within these bounds."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
+        return None
+    if isinstance(value, int) and abs(value) > 10**40:
+        return None  # converting a huge integer to text is slow, and beyond a certain length Python raises an error
+    text = str(value).strip()
+    if len(text) > _LONGEST_TEXT:
+        return None
+    try:
+        number = Decimal(text)
+    except ArithmeticError:
+        return None
+    if not number.is_finite() or not least <= number <= most:
+        return None
+    # 0E+999999 and 1E-999999 are within bounds too, but it is not safe to format them or divide by them.
+    return number if abs(number) >= _SMALLEST else Decimal(0)

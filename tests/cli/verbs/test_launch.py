@@ -564,7 +564,7 @@ def test_a_resume_at_an_expensive_rate_needs_an_answer_at_a_terminal(
 ) -> None:
     two += ["left", "right"]
     assert cli("launch", "moss", "--spend-limit", "50", "--yes").code == 3
-    monkeypatch.setattr("homing.cli.ask.is_dear", lambda offer, limit: True)
+    monkeypatch.setattr("homing.cli.verbs.launch.is_dear", lambda offer, limit: True)
     said = cli("launch", "moss", "--spend-limit", "50", "--yes", "--resume")
     assert "fix homing launch moss --resume   and confirm at a terminal\n" in said.err
 

@@ -16,13 +16,14 @@ import torch
 
 from homing.config.estimate.memory import (
     AT_A_TIME,
+    HOST_SHARE,
+    PROCESS_BYTES,
     SAMPLED_LOGIT_BYTES,
     Fit,
     fits,
     memory_of,
     training_memory,
 )
-from homing.config.estimate.memory_parts import HOST_SHARE, PROCESS_BYTES
 from homing.config.estimate.params_and_flops import adapter_params, prompt_tokens, row_tokens, rows_at_a_time
 from homing.config.load import load_run, preset_dir
 from homing.gpus import GPUS

@@ -12,9 +12,9 @@ from homing.api.lookup.find_runs import parse_limit, usd
 from homing.api.notices import say_problems
 from homing.api.runs.plan_run import Planned, family_rows, load_planned, plan_run, precision_rows
 from homing.cli import output
-from homing.cli.ask import agrees_to_host
 from homing.cli.options import Gpu, Json, Phases, RunName, Sets
 from homing.cli.plan_without_account import parse_rate, show_listed
+from homing.cli.verbs.launch import agrees_to_host
 from homing.cloud.ledger import meter
 from homing.cloud.plan.offers import rate_age
 from homing.cloud.plan.plan import OfferPlan, Plan, suggested_limit

@@ -21,9 +21,8 @@ from homing.cloud.providers.registry import HERE_ONLY
 from homing.store import Store, run_key
 from homing.wire import codec, file_names
 from homing.wire.boot_json import Boot
-from homing.wire.codec import WireError
+from homing.wire.codec import MOST_USD, WireError, read_figure
 from homing.wire.control_files import Heartbeat, Request
-from homing.wire.figures import MOST_USD, read_figure
 from homing.world import NetworkError
 
 __all__ = ["ask", "deliver", "last_asked", "send_age"]

@@ -40,8 +40,8 @@ from homing.errors import HomingError, OtherAccount, UsageError
 from homing.store import Store, run_key
 from homing.units import format_duration
 from homing.wire import codec, file_names
+from homing.wire.codec import MOST_LIMIT_USD, read_figure
 from homing.wire.control_files import Heartbeat, Request
-from homing.wire.figures import MOST_LIMIT_USD, read_figure
 from homing.wire.guard_timing import PROVIDER
 
 __all__ = ["CONFIRM_S", "Change", "ask_to_stop", "change_limit", "propose", "wait_for_stop"]

@@ -43,7 +43,6 @@ _ZIP_WIRE = (
     "codec",
     "control_files",
     "event_lines",
-    "figures",
     "guard_timing",
     "instance_file_names",
 )

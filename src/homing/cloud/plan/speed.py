@@ -12,7 +12,7 @@
                has an estimate at all; plan leaves out rented machines with such a GPU
 
 When a run has finished, its speeds, and the time that it spent outside its steps (`Trip`), are added to speed.json. The
-speeds that `homing train` measured are added too, for plans on the local provider.
+speeds that `homing train` measured are added by the next plan on the local provider.
 
 The speed of several GPUs is modelled as the speed of one GPU multiplied by the number of GPUs, and the text says so. No
 figure exceeds the device's peak.
@@ -20,6 +20,7 @@ figure exceeds the device's peak.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import statistics
@@ -32,13 +33,12 @@ from homing.cloud.contact.read_metrics import MetricLog
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.plan import measured_speeds
-from homing.cloud.providers.base import Needs, Offer
-from homing.cloud.providers.registry import open_provider
+from homing.cloud.providers.base import Offer
 from homing.config.estimate.memory import training_memory
 from homing.config.estimate.params_and_flops import flops_of_step, flops_of_token
 from homing.errors import HomingError
 from homing.gpus import GPUS, Gpu, find_gpu
-from homing.store import Store, run_key
+from homing.store import FileStore, Store, run_key
 from homing.wire import codec, file_names
 from homing.wire.event_lines import Event, Outcome
 from homing.wire.run_json import Model, Phase, Run
@@ -52,12 +52,12 @@ __all__ = [
     "measure_trip",
     "recall",
     "remember",
-    "remember_here",
     "remember_speed",
     "shape_key",
 ]
 
 FILE = "speed.json"
+_NUM_LEARNED = 5  # number of the newest local runs whose speeds a plan reads
 CPU_SHARE = 0.35  # fraction of pure matmul speed that an eager training step of a small decoder reaches
 FLOPS_PER_CORE = 8e9  # assumed fp32 speed if nothing could be measured: a typical CPU core of the last ten years
 PROBE_TIMEOUT_S = 60.0
@@ -155,6 +155,9 @@ def _run_key(run: Run) -> str:
 def estimate(run: Run, offer: Offer, home: Home, *, may_probe: bool = True) -> Speed:
     """Return the expected training speed of each phase of this run on this offer, in tokens per second."""
     known = _load(home)
+    if offer.provider == "local":
+        _learn_here(home, offer, known)
+        known = _load(home)
     paces = {phase.kind: _pace(run, phase, offer, home, known, may_probe=may_probe) for phase in run.phases}
     texts = list(dict.fromkeys(pace.text for pace in paces.values()))
     parts = texts if len(texts) == 1 else [f"{kind}: {pace.text}" for kind, pace in paces.items()]
@@ -376,16 +379,25 @@ def remember(
     _save(home, known)
 
 
-def remember_here(home: Home, run: Run, store: Store) -> None:
-    """Store the speeds that `homing train` measured on this computer, for the next plan on the local provider."""
+def _learn_here(home: Home, offer: Offer, known: dict[str, Any]) -> None:
+    """Add the speeds that the newest runs of `homing train` measured on this computer to the known ones."""
+    seen, runs = {entry["run_id"] for entry in known["measured"]}, home.run_dir("x").parent
     try:
-        # An owner of our own is not needed to describe this computer, and training must not create one.
-        (offer,) = open_provider("local", home=home.path, owner="", world=home.world).offers(Needs())
-        middle = _middle_speeds(store, run.id)
-        if middle:
-            remember(run, offer.device, offer.num_gpus, middle, home, provider="local")
-    except (OSError, ValueError, KeyError, TypeError, HomingError):
-        return  # these values only improve later plans, so an error must not make a command fail
+        names = home.world.listdir(runs)
+    except OSError:
+        return  # no run was trained here yet
+    # A launched run has a note of its launch; its speeds are added when it has finished.
+    trained = [
+        runs / name
+        for name in sorted(set(names) - seen)
+        if home.world.exists(runs / name / file_names.OUTCOME) and not home.world.exists(runs / name / LAUNCH_NOTE)
+    ]
+    store = FileStore(str(home.path), home.world, create=False)
+    for folder in trained[-_NUM_LEARNED:]:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, HomingError):
+            run = codec.loads(Run, home.world.read(folder / file_names.RUN))
+            if middle := _middle_speeds(store, folder.name):
+                remember(replace(run, id=folder.name), offer.device, offer.num_gpus, middle, home, provider="local")
 
 
 def _middle_speeds(store: Store, run_id: str) -> dict[str, float]:

@@ -11,9 +11,9 @@ from typing import List, Optional, Tuple
 
 from homing.instance.agent.folder import Folder
 from homing.wire import instance_file_names as names
+from homing.wire.codec import MOST_LIMIT_USD, MOST_USD, read_figure
 from homing.wire.control_files import Heartbeat, Request
 from homing.wire.event_lines import Event, Metric
-from homing.wire.figures import MOST_LIMIT_USD, MOST_USD, read_figure
 from homing.wire.guard_timing import END, LAND, allowed_s, reserve_s
 
 

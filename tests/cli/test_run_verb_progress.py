@@ -10,8 +10,8 @@ from tests.cli.pseudo_terminal import Emulator
 
 from homing import progress
 from homing.api.models.export_model import write_export
-from homing.cli import output, progress_bars
-from homing.cli.progress_bars import Bars, describe
+from homing.cli import output, run_verb
+from homing.cli.run_verb import Bars, describe
 from homing.progress import SECONDS, Progress
 
 GB = 10**9
@@ -41,7 +41,7 @@ main()
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
-    monkeypatch.setattr(progress_bars.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(run_verb.time, "monotonic", lambda: now[0])
     return now
 
 
