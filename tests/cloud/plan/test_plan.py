@@ -23,6 +23,7 @@ from homing.cloud.plan.speed import (
     FILE,
     HOST_BYTES_PER_S,
     estimate,
+    learn_here,
     remember,
     remember_speed,
 )
@@ -135,8 +136,10 @@ def test_speeds_that_train_measured_here_are_used_by_the_next_plan(plain: Home, 
     store.put_bytes(run_key("moss-1", file_names.METRICS), text.encode())
     store.put_bytes(run_key("moss-1", file_names.RUN), codec.dumps(run).encode())
     (offer,) = plain.provider("local").offers(Needs())
+    learn_here(plain)
     assert estimate(run, offer, plain).source != "measured", "it still trains"
     store.put_bytes(run_key("moss-1", file_names.OUTCOME), b"{}")
+    learn_here(plain)
     known = estimate(run, offer, plain)
     assert (known.tokens_per_s, known.source) == (1400.0, "measured")
 

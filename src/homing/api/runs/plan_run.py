@@ -19,6 +19,7 @@ from homing.cloud.commands_to_type import Words
 from homing.cloud.home import Home
 from homing.cloud.plan.measured_speeds import load_table
 from homing.cloud.plan.plan import OfferPlan, Plan, make_plan, suggested_limit
+from homing.cloud.plan.speed import learn_here
 from homing.cloud.plan.without_account import Listed, is_without_key, list_prices
 from homing.cloud.providers.ssh.connection import HostKeyUnknown
 from homing.config.estimate.params_and_flops import sizes
@@ -107,6 +108,7 @@ def plan_run(
             return dataclasses.replace(planned, listed=list_prices(loaded.run, opened, rate_usd_per_hour))
         try:
             meet_host(opened, loaded.run, agrees_to_host)
+            learn_here(opened)
             plan = make_plan(loaded.run, opened, explain=True)
         except HomingError:
             if not is_without_key(loaded.run, opened):

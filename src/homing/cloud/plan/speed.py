@@ -12,7 +12,7 @@
                has an estimate at all; plan leaves out rented machines with such a GPU
 
 When a run has finished, its speeds, and the time that it spent outside its steps (`Trip`), are added to speed.json. The
-speeds that `homing train` measured are added by the next plan on the local provider.
+speeds that `homing train` measured are added by the next `homing plan`.
 
 The speed of several GPUs is modelled as the speed of one GPU multiplied by the number of GPUs, and the text says so. No
 figure exceeds the device's peak.
@@ -33,7 +33,7 @@ from homing.cloud.contact.read_metrics import MetricLog
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger.ledger import RunRow
 from homing.cloud.plan import measured_speeds
-from homing.cloud.providers.base import Offer
+from homing.cloud.providers.base import Needs, Offer
 from homing.config.estimate.memory import training_memory
 from homing.config.estimate.params_and_flops import flops_of_step, flops_of_token
 from homing.errors import HomingError
@@ -49,6 +49,7 @@ __all__ = [
     "Speed",
     "Trip",
     "estimate",
+    "learn_here",
     "measure_trip",
     "recall",
     "remember",
@@ -155,9 +156,6 @@ def _run_key(run: Run) -> str:
 def estimate(run: Run, offer: Offer, home: Home, *, may_probe: bool = True) -> Speed:
     """Return the expected training speed of each phase of this run on this offer, in tokens per second."""
     known = _load(home)
-    if offer.provider == "local":
-        _learn_here(home, offer, known)
-        known = _load(home)
     paces = {phase.kind: _pace(run, phase, offer, home, known, may_probe=may_probe) for phase in run.phases}
     texts = list(dict.fromkeys(pace.text for pace in paces.values()))
     parts = texts if len(texts) == 1 else [f"{kind}: {pace.text}" for kind, pace in paces.items()]
@@ -379,9 +377,9 @@ def remember(
     _save(home, known)
 
 
-def _learn_here(home: Home, offer: Offer, known: dict[str, Any]) -> None:
-    """Add the speeds that the newest runs of `homing train` measured on this computer to the known ones."""
-    seen, runs = {entry["run_id"] for entry in known["measured"]}, home.run_dir("x").parent
+def learn_here(home: Home) -> None:
+    """Store the speeds that the newest runs of `homing train` measured on this computer, for plans on `local`."""
+    seen, runs = {entry["run_id"] for entry in _load(home)["measured"]}, home.run_dir("x").parent
     try:
         names = home.world.listdir(runs)
     except OSError:
@@ -392,6 +390,9 @@ def _learn_here(home: Home, offer: Offer, known: dict[str, Any]) -> None:
         for name in sorted(set(names) - seen)
         if home.world.exists(runs / name / file_names.OUTCOME) and not home.world.exists(runs / name / LAUNCH_NOTE)
     ]
+    if not trained:
+        return
+    (offer,) = home.provider("local").offers(Needs())
     store = FileStore(str(home.path), home.world, create=False)
     for folder in trained[-_NUM_LEARNED:]:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, HomingError):
