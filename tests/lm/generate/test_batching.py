@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -337,6 +338,9 @@ def test_the_next_mask_is_computed_while_the_model_runs() -> None:
     slow.may_go_on.release()
     while not recorded.ids:
         batch.step()
+    deadline = time.monotonic() + 30  # another thread asks for it
+    while slow.num_asked < 2 and time.monotonic() < deadline:
+        time.sleep(0.005)
     assert slow.num_asked == 2, "it was asked for the second token right after the first one"
     slow.may_go_on.release(5)
     run(batch)
