@@ -390,12 +390,11 @@ def learn_here(home: Home) -> None:
         for name in sorted(set(names) - seen)
         if home.world.exists(runs / name / file_names.OUTCOME) and not home.world.exists(runs / name / LAUNCH_NOTE)
     ]
-    if not trained:
-        return
-    (offer,) = home.provider("local").offers(Needs())
     store = FileStore(str(home.path), home.world, create=False)
     for folder in trained[-_NUM_LEARNED:]:
+        # These values only improve plans, so an error must not make a plan fail.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, HomingError):
+            (offer,) = home.provider("local").offers(Needs())
             run = codec.loads(Run, home.world.read(folder / file_names.RUN))
             if middle := _middle_speeds(store, folder.name):
                 remember(replace(run, id=folder.name), offer.device, offer.num_gpus, middle, home, provider="local")
